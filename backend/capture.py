@@ -1,0 +1,115 @@
+"""From a Dynamo graph to its ATen graphs without running or compiling it: AOTAutograd under fake tensors.
+
+Used where the inner compiler did not show its graphs (a cache hit, `inner="eager"`, a callable) and ahead of time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from optpass.backend import compat, snapshot
+from optpass.errors import TraceError
+from optpass.passes.contract import AtenGraph
+
+#: Joint graphs above this many nodes are split by the linear partitioner: min-cut is superlinear, and at this size
+#: takes longer than everything else together.
+MIN_CUT_NODES = 6000
+
+
+@dataclass
+class Source:
+    """A Dynamo graph and the state it was captured in, enough to trace it again.
+
+    Attributes:
+        graph: copy of the graph after our passes.
+        owner: the module that holds the graph's attributes.
+        inputs: fake tensors and symbols, one per placeholder.
+        grad: whether grad mode was on; `inference` whether inference mode was; `autocast` what was cast to what.
+    """
+
+    graph: fx.Graph
+    owner: fx.GraphModule
+    inputs: list[Any]
+    grad: bool
+    inference: bool
+    autocast: dict[str, torch.dtype]
+
+    @classmethod
+    def of(cls, gm: fx.GraphModule) -> Source:
+        """The source of `gm`, in the present grad and autocast state."""
+        placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        return cls(
+            graph=snapshot.copy_graph(gm.graph),
+            owner=gm,
+            inputs=[n.meta.get("example_value") for n in placeholders],
+            grad=torch.is_grad_enabled(),
+            inference=torch.is_inference_mode_enabled(),
+            autocast={d: torch.get_autocast_dtype(d) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)},
+        )
+
+    def trace(self) -> tuple[AtenGraph, ...]:
+        """The ATen graphs: forward, and backward if anything needs a gradient."""
+        gm = fx.GraphModule(self.owner, self.graph)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            for device, dtype in self.autocast.items():
+                stack.enter_context(torch.autocast(device, dtype))
+            return trace(gm, self.inputs)
+
+
+def trace(gm: fx.GraphModule, inputs: list[Any]) -> tuple[AtenGraph, ...]:
+    """Trace `gm` with Inductor's decompositions and partition it as Inductor would. Nothing is compiled.
+
+    Args:
+        gm: a Dynamo graph.
+        inputs: fake (or real) tensors and symbols for its placeholders.
+    """
+    graphs: list[AtenGraph] = []
+
+    def partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        _joint_passes(joint)
+        small = len(joint.graph.nodes) <= MIN_CUT_NODES
+        split: Callable[..., Any] = compat.min_cut_partition if small else compat.default_partition
+        forward, backward = split(joint, joint_inputs, **kwargs)
+        graphs.append(AtenGraph("forward", forward.graph))
+        graphs.append(AtenGraph("backward", backward.graph))
+        return forward, backward
+
+    def inference(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        _joint_passes(graph)
+        graphs.append(AtenGraph("forward", graph.graph))
+        return _never_called
+
+    def nothing(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        return _never_called
+
+    if len(inputs) != sum(n.op == "placeholder" for n in gm.graph.nodes) or any(v is None for v in inputs):
+        raise TraceError("the captured graph has inputs without fake values")
+    fake = compat.detect_fake_mode(inputs)
+    with compat.aot_for_analysis(fake if fake is not None else compat.fake_mode_for_planning()):
+        compat.aot_autograd(
+            fw_compiler=nothing,
+            bw_compiler=nothing,
+            inference_compiler=inference,
+            partition_fn=partition,
+            decompositions=compat.inductor_decompositions(),
+            keep_inference_input_mutations=True,
+        )(gm, inputs)
+    return tuple(graphs)
+
+
+def _joint_passes(gm: fx.GraphModule) -> None:
+    """Inductor's joint-graph passes, so that what is analysed is what it would lower; ours have none to add here."""
+    passes = compat.joint_graph_passes()
+    if passes is not None:
+        passes(gm)
+
+
+def _never_called(*_: Any) -> Any:
+    raise AssertionError("a graph traced for analysis is never run")

@@ -1,0 +1,67 @@
+"""The report when the process ends (option `report`), and per-graph artifacts for tlparse as graphs compile."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from pathlib import Path
+
+from optpass.backend import compat
+from optpass.errors import ConfigError, OptPassError
+from optpass.options import Options
+from optpass.report import store
+from optpass.report.model import GraphRecord
+
+
+class _AtExit:
+    """Paths to write at exit, of this process only: a forked child registers its own."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.paths: dict[str, None] = {}
+
+    def add(self, path: str) -> None:
+        if self.pid != os.getpid():
+            self.pid, self.paths = os.getpid(), {}
+            atexit.register(self.write)
+        self.paths[path] = None
+
+    def write(self) -> None:
+        """Write every path; a failure is one line on standard error, never a traceback at exit."""
+        from optpass.backend.reporting import build_report
+
+        if self.pid != os.getpid():
+            return
+        for path in self.paths:
+            try:
+                store.write_merged(build_report(), Path(path))
+            except OptPassError as error:
+                print(f"optpass: error: {error}", file=sys.stderr)
+
+
+_AT_EXIT = _AtExit()
+
+
+def register(options: Options) -> None:
+    """Arrange for `options.report` to be written at exit; paths are made absolute now, before anybody changes folder.
+
+    Raises:
+        ConfigError: the path ends in neither .json nor .html, or its folder cannot be written to.
+    """
+    if options.report is None:
+        return
+    path = Path(options.report).absolute()
+    if path.suffix not in (".json", ".html"):
+        raise ConfigError(f"options: report={options.report!r}: write a path that ends in .json or .html")
+    folder = path.parent
+    while not folder.exists():
+        folder = folder.parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigError(f"options: report={options.report!r}: cannot be written: check {folder}")
+    _AT_EXIT.add(str(path))
+
+
+def trace(record: GraphRecord) -> None:
+    """The graph's record as a structured-trace artifact, so that tlparse shows it beside Inductor's own."""
+    compat.trace_artifact("optpass_graph", record.model_dump_json)

@@ -1,0 +1,116 @@
+"""Our hooks inside the inner compiler: the joint graph before partitioning, and what the partitioner made of it.
+
+The Inductor forms carry a `uuid()` (see `identity`), so that its caches keep working; a hook that the user had set
+in the same place runs first, and without a uuid of its own it keeps its effect on the cache (a bypass).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from optpass.backend import compat
+
+
+class Hooks:
+    """Callbacks of one compile. `on_joint` may transform the graph; the others only look.
+
+    Args:
+        uuid: cache identity of this compile.
+        on_joint: called with the joint graph (the forward graph in inference) before partitioning.
+        on_partitioned: called with the forward and backward graphs.
+        on_inference: called with the graph when there is no backward.
+        on_compiled: called with (is_backward, seconds) when Inductor has lowered a graph.
+    """
+
+    def __init__(
+        self,
+        uuid: str,
+        on_joint: Callable[[fx.GraphModule], None],
+        on_partitioned: Callable[[fx.GraphModule, fx.GraphModule], None],
+        on_inference: Callable[[fx.Graph], None],
+        on_compiled: Callable[[bool, float], None],
+    ) -> None:
+        self.uuid = uuid
+        self.on_joint = on_joint
+        self.on_partitioned = on_partitioned
+        self.on_inference = on_inference
+        self.on_compiled = on_compiled
+
+    def joint_pass(self, users: Any) -> Any:
+        """`joint_custom_post_pass`: the user's passes, if any, then ours."""
+        return OptPassJointPass(self, _as_tuple(users))
+
+    def partitioner(self, users: Any) -> Any:
+        """`custom_partitioner_fn`: the user's partitioner or the default one, watched."""
+        return OptPassPartitioner(self, users)
+
+
+def _as_tuple(users: Any) -> tuple[Any, ...]:
+    if users is None:
+        return ()
+    return tuple(users) if isinstance(users, (list, tuple)) else (users,)
+
+
+class _Hook:
+    """What both Inductor hooks share: identity instead of content.
+
+    Inductor copies its configuration when it is patched and pickles it into the cache key. A hook is one object per
+    compile, so a copy is the object itself; what is pickled is the identity, and nothing of the compile's state.
+    """
+
+    _hooks: Hooks
+    _users: tuple[Any, ...]
+
+    def uuid(self) -> Any:
+        """Cache identity; None bypasses the caches, where a hook of the user's in the same place has none."""
+        theirs = [user.uuid() if hasattr(user, "uuid") else None for user in self._users]
+        return None if any(u is None for u in theirs) else (self._hooks.uuid, *theirs)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __reduce__(self) -> Any:
+        return _identity_only, (type(self).__name__, repr(self.uuid()))
+
+
+def _identity_only(kind: str, uuid: str) -> str:
+    """What a hook is when unpickled: only cache keys are pickled, and nobody runs those."""
+    return f"{kind}:{uuid}"
+
+
+class OptPassJointPass(_Hook, compat.CustomGraphPass):  # type: ignore[misc]
+    """`joint_custom_post_pass`: the joint stage of the pipeline."""
+
+    def __init__(self, hooks: Hooks, users: tuple[Any, ...]) -> None:
+        self._hooks, self._users = hooks, users
+
+    def __call__(self, graph: fx.Graph) -> None:
+        for user in self._users:
+            user(graph)
+        module = graph.owning_module
+        if module is None:
+            return
+        self._hooks.on_joint(module)
+        if not any("tangents" in str(n.target) for n in graph.nodes if n.op == "placeholder"):
+            self._hooks.on_inference(module.graph)
+
+
+class OptPassPartitioner(_Hook, compat.CustomPartitionerFn):  # type: ignore[misc]
+    """`custom_partitioner_fn`: the partitioner in force, with our look at its result."""
+
+    def __init__(self, hooks: Hooks, user: Any) -> None:
+        self._hooks, self._users = hooks, () if user is None else (user,)
+
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        partition = self._users[0] if self._users else compat.min_cut_partition
+        forward, backward = partition(gm, joint_inputs, **kwargs)
+        self._hooks.on_partitioned(forward, backward)
+        return forward, backward

@@ -1,0 +1,33 @@
+"""The report of this process: records as they were filed, and the roofline of each graph, priced for a device."""
+
+from __future__ import annotations
+
+from optpass.backend.session import SESSIONS
+from optpass.errors import ConfigError
+from optpass.passes.roofline.price import device_record, price
+from optpass.report import store
+from optpass.report.model import Report
+
+
+def build_report(name: str = "") -> Report:
+    """Everything compiled so far. Graphs that a cache hit kept us from seeing are traced now, not compiled."""
+    collected = store.current()
+    for session in SESSIONS.all():
+        program = session.product("roofline")
+        if program is None:
+            continue
+        try:
+            spec = session.device()
+        except ConfigError as error:
+            collected.warn(f"no roofline: {error}")
+            continue
+        priced = price(program, spec)
+        collected.set_device(device_record(spec))
+        collected.add_analysis(session.record.id, priced.ops, priced.groups, dict(program.unknown), priced.totals)
+    return collected.snapshot(name)
+
+
+def reset_report() -> None:
+    """Forget every graph compiled so far in this process."""
+    SESSIONS.clear()
+    store.current().clear()

@@ -1,0 +1,193 @@
+"""One compiled graph from capture to its last call: its record, its hooks, and what its passes found.
+
+Sessions live as long as the process (or until `reset_report`), so that the roofline can be priced for any device when
+somebody asks. They hold fake tensors and records only, never the user's data.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from optpass.backend import capture, compat, pipeline, snapshot
+from optpass.backend.hooks import Hooks
+from optpass.options import Options
+from optpass.passes.contract import AtenGraph, Pass, PassContext, Stage
+from optpass.passes.devices import DeviceSpec
+from optpass.report import store
+from optpass.report.model import GraphRecord
+
+log = logging.getLogger(__name__)
+
+#: Calls timed for `t_steady_s`, after the first; then the timing steps aside.
+STEADY_CALLS = 20
+
+
+class Session:
+    """Everything about one graph that Dynamo handed over.
+
+    Args:
+        gm: the Dynamo graph; transformed in place by the Dynamo-stage passes.
+        options: resolved options.
+        passes: passes to run, ordered.
+        device: spec to decide for.
+        uuid: cache identity.
+    """
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        options: Options,
+        passes: Sequence[Pass],
+        device: Callable[[], DeviceSpec],
+        uuid: str,
+    ) -> None:
+        collected = store.current()
+        self.gm, self.passes, self.device = gm, passes, device
+        self.record = collected.add_graph(
+            GraphRecord(id=collected.next_id(), function=_function_name(gm), nodes=len(gm.graph.nodes))
+        )
+        self.record.dynamic = _is_dynamic(gm.graph)
+        self.products: dict[str, Any] = {}
+        self.hooks = Hooks(uuid, self._on_joint, self._on_partitioned, self._on_inference, self._on_compiled)
+        self._context = PassContext(options, device, self.record.id, training=False)
+        self._aten: tuple[AtenGraph, ...] = ()
+        self._source: capture.Source | None = None
+
+    # ---- the stages -------------------------------------------------------------------------------------------
+
+    def before_autograd(self) -> None:
+        """Run the Dynamo-stage passes, and keep what is needed to trace the graph again if the caches hit."""
+        self._run(Stage.DYNAMO, self.gm)
+        self._source = capture.Source.of(self.gm)
+
+    def after_compile(self) -> None:
+        """Run the compiled-stage passes, if the inner compiler showed us its graphs (not on a cache hit)."""
+        if self._aten:
+            self._run(Stage.COMPILED, self.gm)
+            self._aten, self._source = (), None
+
+    def _run(self, stage: Stage, gm: fx.GraphModule) -> None:
+        context = PassContext(
+            self._context.options, self.device, self.record.id, self.record.training, self._aten
+        )  # fmt: skip
+        start = time.perf_counter()
+        records = pipeline.run_stage(stage, self.passes, gm, context, self.products)
+        with store.current().lock:
+            self.record.passes.extend(records)
+            self.record.t_passes_s += time.perf_counter() - start
+
+    def _on_joint(self, gm: fx.GraphModule) -> None:
+        self._run(Stage.JOINT, gm)
+
+    def _on_partitioned(self, forward: fx.GraphModule, backward: fx.GraphModule) -> None:
+        self.record.training = True
+        self._aten = (
+            AtenGraph("forward", snapshot.copy_graph(forward.graph)),
+            AtenGraph("backward", snapshot.copy_graph(backward.graph)),
+        )
+
+    def _on_inference(self, graph: fx.Graph) -> None:
+        self._aten = (AtenGraph("forward", snapshot.copy_graph(graph)),)
+
+    def _on_compiled(self, is_backward: bool, seconds: float) -> None:
+        if is_backward:  # lazily, at the first backward; the forward's is inside the compile that is being timed
+            with store.current().lock:
+                self.record.t_compile_s += seconds
+
+    # ---- on demand --------------------------------------------------------------------------------------------
+
+    def product(self, name: str) -> Any:
+        """What the analysis pass `name` found; traced now if a cache hit kept the inner compiler from tracing.
+
+        None where the pass is disabled, failed, or the graph cannot be traced (a warning says so).
+        """
+        if name not in self.products and self._source is not None and any(p.name == name for p in self.passes):
+            source, self._source = self._source, None
+            try:
+                self._aten = source.trace()
+            except Exception as error:  # noqa: BLE001  # a report must not die of one graph; it says which and why
+                text = " ".join(str(error).split())[:200]
+                store.current().warn(f"graph {self.record.id} could not be traced for the report: {text}")
+                return None
+            self.record.training = self.record.training or len(self._aten) > 1
+            self.after_compile()
+        return self.products.get(name)
+
+
+class Timed:
+    """The compiled callable, timing its first calls for the report and then stepping aside.
+
+    Host time of the forward: on a GPU, what the launch takes.
+    """
+
+    def __init__(self, function: Callable[..., Any], record: GraphRecord) -> None:
+        self._function = function
+        self._record = record
+        self._left = STEADY_CALLS + 1
+        self._steady: list[float] = []
+        self.__name__ = getattr(function, "__name__", "optpass_compiled")
+
+    def __call__(self, *args: Any) -> Any:
+        if self._left <= 0:
+            return self._function(*args)
+        start = time.perf_counter()
+        result = self._function(*args)
+        self._file(time.perf_counter() - start)
+        return result
+
+    def _file(self, seconds: float) -> None:
+        with store.current().lock:
+            record, self._left = self._record, self._left - 1
+            record.calls += 1
+            if record.t_first_s is None:
+                record.t_first_s = record.t_compile_s + seconds
+            else:
+                self._steady.append(seconds)
+                record.t_steady_s = statistics.median(self._steady)
+
+
+class Sessions:
+    """The sessions of this process, for whoever prices them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._items: list[Session] = []
+
+    def add(self, session: Session) -> None:
+        """File a session."""
+        with self._lock:
+            self._items.append(session)
+
+    def all(self) -> list[Session]:
+        """A copy of the list."""
+        with self._lock:
+            return list(self._items)
+
+    def clear(self) -> None:
+        """Forget them all."""
+        with self._lock:
+            self._items.clear()
+
+
+SESSIONS = Sessions()
+
+
+def _function_name(gm: fx.GraphModule) -> str:
+    """Dynamo's compile id, and the first line of the user's that the graph has."""
+    from optpass.passes.source import locate
+
+    identifier = compat.compile_id()
+    place = next((str(locate(n)) for n in gm.graph.nodes if n.op != "placeholder" and n.meta.get("stack_trace")), "")
+    return f"[{identifier}] {place}".strip() if identifier else place
+
+
+def _is_dynamic(graph: fx.Graph) -> bool:
+    return any(isinstance(n.meta.get("example_value"), torch.SymInt) for n in graph.nodes if n.op == "placeholder")

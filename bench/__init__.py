@@ -1,0 +1,1 @@
+"""Performance claims, one file each, on one harness (`optpass.bench.harness`)."""

@@ -1,0 +1,60 @@
+"""optpass: a torch.compile backend that analyses, optimises and explains every graph it compiles.
+
+    model = torch.compile(model, backend="optpass")   # nothing to import, nothing to register
+
+Importing this package does not import torch: the names below load on first use (PEP 562).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from optpass.api import analyze, report, reset_report
+    from optpass.errors import ConfigError, OptPassError, PassError, ReportError, TraceError
+    from optpass.options import Options
+    from optpass.report.model import Analysis, Report
+
+_LAZY = {
+    "analyze": "optpass.api",
+    "report": "optpass.api",
+    "reset_report": "optpass.api",
+    "Options": "optpass.options",
+    "Analysis": "optpass.report.model",
+    "Report": "optpass.report.model",
+    "OptPassError": "optpass.errors",
+    "ConfigError": "optpass.errors",
+    "PassError": "optpass.errors",
+    "ReportError": "optpass.errors",
+    "TraceError": "optpass.errors",
+}
+
+__all__ = [
+    "Analysis",
+    "ConfigError",
+    "OptPassError",
+    "Options",
+    "PassError",
+    "Report",
+    "ReportError",
+    "TraceError",
+    "__version__",
+    "analyze",
+    "report",
+    "reset_report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module 'optpass' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

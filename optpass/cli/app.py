@@ -1,0 +1,76 @@
+"""The typer application: verbs, the global flags, and the one place where errors become one line and an exit code.
+
+Verb modules are imported here, so they must import only the standard library, typer and light optpass modules at
+the top; torch, pydantic and rich come in inside the functions. `optpass --help` stays under 0.3 s that way.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from optpass import __version__
+from optpass.cli import analyze, bench, env, report, train
+from optpass.errors import OptPassError
+
+app = typer.Typer(
+    name="optpass",
+    help="Analyse, optimise and explain what torch.compile compiles.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("analyze")(analyze.analyze)
+app.command("train")(train.train)
+app.command("bench")(bench.bench)
+app.command("report")(report.report)
+app.command("env")(env.env)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"optpass {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Analyse, optimise and explain what torch.compile compiles."""
+
+
+def run(argv: list[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 2 bad input, 130 interrupted; verbs may add codes of their own.
+
+    `--debug` may stand anywhere before `--`; it turns the one-line error into a traceback.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    debug = "--debug" in own or os.environ.get("OPTPASS_DEBUG", "") not in ("", "0")
+    arguments = [a for i, a in enumerate(arguments) if a != "--debug" or i >= len(own)]
+    try:
+        app(arguments, prog_name="optpass")
+    except OptPassError as error:
+        if debug:
+            raise
+        _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        _fail("interrupted", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; nothing more to say
+        raise SystemExit(141) from None
+
+
+def _fail(message: str, code: int) -> None:
+    typer.echo("optpass: error: " + " ".join(message.split()), err=True)
+    raise SystemExit(code)

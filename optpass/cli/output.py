@@ -1,0 +1,74 @@
+"""How every verb shows a report or an analysis: the terminal view, the JSON file, the page. No verb lives here."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from optpass.report.model import Analysis, Report
+
+STDOUT = "-"
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A rich console on standard output or standard error; plain where that is not a terminal.
+
+    Characters that the stream cannot encode are replaced, so that printing a name never fails.
+    """
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")
+    return Console(file=stream, highlight=False, markup=False, emoji=False)
+
+
+def emit(obj: Report | Analysis, *, json: str | None = None, html: str | None = None, top: int = 10) -> None:
+    """Show a report or an analysis, and write the files asked for.
+
+    Files are written first, so that a path that cannot be written is an error before anything is printed; where they
+    lie is said on standard error. With `json="-"` standard output holds the JSON and nothing else: the terminal
+    view is left out.
+
+    Args:
+        json: path of the JSON file; "-" for standard output.
+        html: path of the page.
+        top: rows per table of the terminal view.
+
+    Raises:
+        ReportError: a file cannot be written.
+    """
+    from optpass.report.files import to_json, write_text
+
+    text = to_json(obj) if json is not None else ""
+    written = []
+    if json is not None and json != STDOUT:
+        write_text(text, json)
+        written.append(json)
+    if html is not None:
+        from optpass.report.html import write_html
+
+        write_html(obj, html)
+        written.append(html)
+    if json == STDOUT:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    else:
+        render(obj, top=top)
+    for path in written:
+        print(f"wrote {path}", file=sys.stderr)
+
+
+def render(obj: Report | Analysis, *, top: int = 10) -> None:
+    """The terminal view on standard output."""
+    from optpass.report.model import Analysis
+    from optpass.report.terminal import render_analysis, render_report
+
+    if isinstance(obj, Analysis):
+        render_analysis(obj, console(), top=top)
+    else:
+        render_report(obj, console(), top=top)

@@ -1,0 +1,51 @@
+"""Every error optpass raises on purpose. Nothing here may import torch or the rest of the package.
+
+Each message says what was wrong, where, and what to do. The CLI prints it as one line and exits with `exit_code`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class OptPassError(Exception):
+    """Base of all deliberate errors. `exit_code` is what the CLI exits with when it meets one."""
+
+    exit_code = 2
+
+
+class ConfigError(OptPassError):
+    """An option, a configuration file, a device name or a target that cannot be used as given."""
+
+
+class TraceError(OptPassError):
+    """A model that could not be captured as graphs; the message carries the tracer's own first line."""
+
+
+class PassError(OptPassError):
+    """A pass failed, or left a graph that is not well formed. Raised to the user only with `strict=True`."""
+
+
+class ReportError(OptPassError):
+    """A report that cannot be written, read or merged."""
+
+
+def nearest(value: str, valid: Iterable[str], n: int = 3) -> tuple[str, ...]:
+    """The valid names closest to `value`, best first; empty when none is close.
+
+    >>> nearest("inductr", ["inductor", "eager"])
+    ('inductor',)
+    """
+    names = list(valid)
+    folded = {name.casefold(): name for name in names}
+    return tuple(folded[m] for m in difflib.get_close_matches(value.casefold(), folded, n=n, cutoff=0.5))
+
+
+def did_you_mean(value: str, valid: Iterable[str]) -> str:
+    """A sentence naming the nearest valid names, or all of them when none is close."""
+    names = list(valid)
+    close = nearest(value, names)
+    if close:
+        return "did you mean " + " or ".join(repr(name) for name in close) + "?"
+    return "valid: " + ", ".join(names) if names else "there is none to choose from"

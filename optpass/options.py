@@ -1,0 +1,208 @@
+"""The options: one validated model, and how the dict, TOML, CLI and environment layers resolve into it.
+
+Nothing here may import torch. Names of passes, devices and backends are checked where they are known
+(`optpass.passes.registry`, `optpass.passes.devices`, `optpass.backend`), with the same error class.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from optpass.errors import ConfigError, did_you_mean
+
+ENV_PREFIX = "OPTPASS_"
+#: Variables that start with the prefix but are not options: set by optpass for its own child processes, or places.
+ENV_RESERVED = frozenset({"OPTPASS_RUN_ID", "OPTPASS_CACHE_DIR", "OPTPASS_DEBUG"})
+
+
+class Options(BaseModel):
+    """What `torch.compile(..., backend="optpass", options={...})` accepts.
+
+    Resolved from four layers; a key in an earlier layer wins: the `options` dict, `optpass.toml` or
+    `[tool.optpass]` in `pyproject.toml` (nearest folder upwards from the working directory), CLI flags
+    (`--option key=value`), `OPTPASS_<KEY>` variables.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)
+
+    inner: str | Callable[..., Any] = Field(
+        default="inductor",
+        description="Compiler that gets the graph after our pre-autograd passes: 'inductor', 'aot_eager', 'eager', "
+        "any registered backend, or a callable (gm, example_inputs) -> callable.",
+    )
+    disable_passes: tuple[str, ...] = Field(
+        default=(), description="Names of passes that must not run, e.g. ['redundant', 'roofline']."
+    )
+    strict: bool = Field(
+        default=False, description="Raise when a pass fails, instead of undoing it and reporting the failure."
+    )
+    device: str | None = Field(
+        default=None, description="Device to plan for, by spec name ('h200'); default: the device the graph runs on."
+    )
+    report: str | None = Field(
+        default=None, description="Path to write the report to when the process exits: .json, or .html for the page."
+    )
+    inductor: dict[str, Any] = Field(
+        default_factory=dict, description="Patches for torch._inductor.config, e.g. {'max_autotune': true}."
+    )
+
+    def to_json(self) -> dict[str, Any]:
+        """The options as plain data; a callable stands as its qualified name."""
+        data: dict[str, Any] = {}
+        for key in type(self).model_fields:
+            value = getattr(self, key)
+            data[key] = list(value) if isinstance(value, tuple) else _named(value)
+        return data
+
+
+def _named(value: Any) -> Any:
+    """Callables by qualified name, containers deeply, everything else as it is."""
+    if isinstance(value, dict):
+        return {str(k): _named(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_named(v) for v in value]
+    if callable(value):
+        return f"{getattr(value, '__module__', '?')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    return value
+
+
+def resolve(
+    explicit: Mapping[str, Any] | None = None,
+    *,
+    cli: Mapping[str, str] | None = None,
+    start: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Options:
+    """The options that hold, from the layers named in `Options`.
+
+    Args:
+        explicit: the dict given to `torch.compile`.
+        cli: `key=value` pairs from the command line, as strings.
+        start: folder where the search for a TOML file begins; default the working directory.
+        environ: environment; default `os.environ`.
+
+    Raises:
+        ConfigError: an unknown key, a wrong type or an impossible value, naming key, value, layer and remedy.
+    """
+    environ = os.environ if environ is None else environ
+    layers: list[tuple[str, Mapping[str, Any]]] = [("options", _checked(explicit or {}, "options"))]
+    found = find_toml(start or Path.cwd())
+    if found is not None:
+        layers.append((str(found[0]), _checked(found[1], str(found[0]))))
+    layers.append(("command line", _from_text(cli or {}, "command line")))
+    layers.append(("environment", _from_text(environment_layer(environ), "environment")))
+    merged: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for name, layer in layers:
+        for key, value in layer.items():
+            if key not in merged:
+                merged[key], origin[key] = value, name
+    return _validate(merged, origin)
+
+
+def environment_layer(environ: Mapping[str, str]) -> dict[str, str]:
+    """`OPTPASS_STRICT=1` as `{"strict": "1"}`; reserved variables are left out."""
+    return {
+        key[len(ENV_PREFIX) :].lower(): value
+        for key, value in environ.items()
+        if key.startswith(ENV_PREFIX) and key not in ENV_RESERVED
+    }
+
+
+def find_toml(start: Path) -> tuple[Path, Mapping[str, Any]] | None:
+    """The nearest `optpass.toml`, or `pyproject.toml` with `[tool.optpass]`, in `start` or a folder above it."""
+    for folder in (start, *start.parents):
+        own = folder / "optpass.toml"
+        if own.is_file():
+            return own, read_toml(own)
+        project = folder / "pyproject.toml"
+        if project.is_file():
+            try:
+                table = tomllib.loads(project.read_text(encoding="utf-8")).get("tool", {}).get("optpass")
+            except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError):
+                table = None  # a broken pyproject.toml is its own tools' business, and says nothing to us
+            if table is not None:
+                return project, table
+    return None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as a dict; `ConfigError` with path, line and cause where it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+
+
+def _checked(layer: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    if not isinstance(layer, Mapping):
+        raise ConfigError(f"{where}: expected a table of options, got {type(layer).__name__} {layer!r}")
+    for key in layer:
+        if key not in Options.model_fields:
+            raise ConfigError(f"{where}: unknown option {key!r}; {did_you_mean(str(key), Options.model_fields)}")
+    return layer
+
+
+def _from_text(layer: Mapping[str, str], where: str) -> dict[str, Any]:
+    _checked(layer, where)
+    return {key: _parse(key, text, where) for key, text in layer.items()}
+
+
+def _parse(key: str, text: str, where: str) -> Any:
+    """Text from a flag or a variable as the option's type; tables and lists are written as TOML or comma lists."""
+    annotation = Options.model_fields[key].annotation
+    kinds = typing.get_args(annotation) if typing.get_origin(annotation) in (typing.Union, types.UnionType) else ()
+    origin = typing.get_origin(annotation) or annotation
+    if origin is bool:
+        words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+        if text.strip().lower() not in words:
+            raise ConfigError(f"{where}: {key}={text!r} is not a boolean; write 1 or 0")
+        return words[text.strip().lower()]
+    if origin is tuple:
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if origin is dict:
+        try:
+            return tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            raise ConfigError(f"{where}: {key}={text!r} is not an inline table; write {{ max_autotune = true }}") from None
+    if type(None) in kinds and text.strip().lower() in ("", "none"):
+        return None
+    return text
+
+
+def _validate(merged: dict[str, Any], origin: Mapping[str, str]) -> Options:
+    values = {k: tuple(v) if k == "disable_passes" and isinstance(v, list) else v for k, v in merged.items()}
+    if isinstance(values.get("report"), os.PathLike):
+        values["report"] = os.fspath(values["report"])
+    try:
+        return Options.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0]) if first["loc"] else "?"
+        value = merged.get(key)
+        want = _wanted(key)
+        raise ConfigError(f"{origin.get(key, 'options')}: {key}={value!r} ({type(value).__name__}) is not {want}") from None
+
+
+def _wanted(key: str) -> str:
+    """What an option must be, in words."""
+    return {
+        "inner": "a backend name or a callable (gm, example_inputs) -> callable",
+        "disable_passes": "a list of pass names",
+        "strict": "a boolean",
+        "device": "a device name such as 'h200'",
+        "report": "a path",
+        "inductor": "a table of torch._inductor.config settings",
+    }.get(key, "valid")

@@ -1,0 +1,97 @@
+"""Where a report was made: versions, processor, process and run. Reads the system; imports none of what it names."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import socket
+import sys
+import threading
+import uuid
+from collections.abc import Mapping, MutableMapping
+from importlib import metadata
+from pathlib import Path
+
+from optpass.report.model import ProcessRecord
+
+PACKAGES = ("optpass", "torch", "triton", "transformers", "onnx", "numpy")
+_RUN_ID_LOCK = threading.Lock()
+
+
+def environment() -> dict[str, str]:
+    """Versions of the packages that matter (those installed), Python, platform and processor."""
+    facts = {name: version for name in PACKAGES if (version := _version(name)) is not None}
+    facts["python"] = platform.python_version()
+    facts["platform"] = platform.platform()
+    facts["cpu"] = cpu_model()
+    facts["cpu_count"] = str(os.cpu_count() or 0)
+    return facts
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@functools.cache
+def cpu_model() -> str:
+    """The processor as the system names it; the architecture where it gives no name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name"))
+    return next((name for name in names if name), None) or platform.processor() or platform.machine()
+
+
+def process_record(environ: Mapping[str, str] | None = None) -> ProcessRecord:
+    """This process; rank and world size as torchrun sets them (`RANK`, `WORLD_SIZE`)."""
+    environ = os.environ if environ is None else environ
+    return ProcessRecord(
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        rank=_integer(environ.get("RANK"), 0),
+        world_size=_integer(environ.get("WORLD_SIZE"), 1),
+        argv=list(sys.argv),
+    )
+
+
+def _integer(text: str | None, default: int) -> int:
+    try:
+        return int(text) if text is not None else default
+    except ValueError:
+        return default
+
+
+def run_id(environ: MutableMapping[str, str] | None = None) -> str:
+    """The id that all processes of one run share; exported as `OPTPASS_RUN_ID`, so that children inherit it.
+
+    In this order: `OPTPASS_RUN_ID`; torchrun's `TORCHELASTIC_RUN_ID`; where torchrun was given no id ("none"), a
+    name made from the launcher's process, which its local ranks have in common (ranks on several machines need
+    `--rdzv-id` or `OPTPASS_RUN_ID`); else a new random id.
+    """
+    environ = os.environ if environ is None else environ
+    with _RUN_ID_LOCK:
+        known = environ.get("OPTPASS_RUN_ID", "").strip()
+        if not known:
+            elastic = environ.get("TORCHELASTIC_RUN_ID", "").strip()
+            if elastic.lower() == "none":
+                known = _launcher_id()
+            else:
+                known = elastic or str(uuid.uuid4())
+            environ["OPTPASS_RUN_ID"] = known
+        return known
+
+
+def _launcher_id() -> str:
+    """Names the parent process: host, pid, and start time where the system tells, since pids are used again."""
+    parent = os.getppid()
+    try:
+        stat = Path(f"/proc/{parent}/stat").read_text(encoding="utf-8", errors="replace")
+        started = stat.rpartition(")")[2].split()[19]  # field 22 of proc(5), counted from the state after the name
+    except (OSError, IndexError):
+        started = ""
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{socket.gethostname()}/{parent}/{started}"))

@@ -1,0 +1,222 @@
+"""The training file: its `[training]` and `[options]` tables, checked as a whole before anything else happens.
+
+What a key means stands in its `description`; `describe` hands them to the documentation. Whether the model, the text
+and the device exist is checked where they are used. Nothing here may import torch.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic.fields import FieldInfo
+
+from optpass.errors import ConfigError, did_you_mean
+from optpass.options import Options, read_toml, resolve
+from optpass.units import parse_bytes
+
+TABLES = ("training", "options")
+
+
+class TrainingConfig(BaseModel):
+    """The `[training]` table. Frozen; an unknown key or a wrong type is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True, allow_inf_nan=False)
+
+    name: str = Field(
+        default="run",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        description="Name of the run; its folder under `out`. Letters, digits, '.', '_' and '-'.",
+    )
+    model: str = Field(
+        default="gpt",
+        min_length=1,
+        description="A model of `optpass analyze --list` that takes tokens and targets and returns (logits, loss), or "
+        "'file.py:factory' for a function without arguments that returns such a module; the path is relative to "
+        "the training file.",
+    )
+    size: str = Field(default="small", description="Size of a model given by name; a factory has no sizes.")
+    architecture: dict[str, bool | int | float | str] = Field(
+        default_factory=dict,
+        alias="model_config",
+        description="Fields of the size to replace, e.g. { layers = 4, width = 150 }.",
+    )
+    data: str = Field(
+        default="stdlib",
+        min_length=1,
+        description="'stdlib' for the sources of this Python's standard library, or a path to a text file in UTF-8, "
+        "relative to the training file.",
+    )
+    data_limit: int | str = Field(
+        default="4MB", description="Most text to read, an int in bytes or a size such as '500KB'; the rest is left."
+    )
+    tokenizer: Literal["byte", "char"] = Field(
+        default="byte", description="A token per byte (256 of them), or per character that occurs in the text."
+    )
+    holdout: float = Field(
+        default=0.05, gt=0, lt=1, description="Share of the tokens, at the end, kept for the validation loss."
+    )
+    micro_batch: int = Field(default=8, ge=1, description="Sequences that pass through the model at once.")
+    accumulation: int = Field(default=1, ge=1, description="Micro-batches whose gradients make one optimizer step.")
+    sequence: int = Field(default=128, ge=1, description="Tokens per sequence; at most the model's context.")
+    precision: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="'bf16' runs the model under autocast; parameters stay fp32."
+    )
+    optimizer: Literal["adamw", "sgd"] = Field(
+        default="adamw", description="AdamW with betas 0.9 and 0.99, or SGD with momentum 0.9."
+    )
+    learning_rate: float = Field(
+        default=1e-3, gt=0, description="Peak: reached after `warmup`, then falls by a half cosine to a tenth."
+    )
+    weight_decay: float = Field(default=0.1, ge=0, description="On parameters of two or more dimensions only.")
+    warmup: int = Field(default=20, ge=0, description="Steps over which the learning rate rises from 0, linearly.")
+    grad_clip: float = Field(default=1.0, ge=0, description="Largest global gradient norm; 0 clips nothing.")
+    steps: int = Field(default=300, ge=1, description="Optimizer steps.")
+    seed: int = Field(
+        default=0,
+        ge=0,
+        lt=2**32,
+        description="Seed of weights, batches and dropout: step n depends on it and on n alone.",
+    )
+    device: str = Field(default="cpu", min_length=1, description="Device to train on: 'cpu', 'cuda', 'cuda:1', ...")
+    log_every: int = Field(default=10, ge=1, description="Steps between two lines of plain output.")
+    out: str = Field(
+        default="runs", min_length=1, description="Folder for the run's folder, relative to the working directory."
+    )
+    compare_tolerance: float = Field(
+        default=1e-4,
+        gt=0,
+        description="With --compare: most that any step's loss may differ from eager's, in nats per token. Compiled "
+        "and eager sum in another order, so that they differ by rounding, and training carries it on: 1e-6 over 300 "
+        "steps of the fp32 example, as eager differs from itself with its first weights changed in the last bit. "
+        "A learning rate so high that training is unstable makes both grow without bound; bf16 needs more too.",
+    )
+
+    @field_validator("data_limit")
+    @classmethod
+    def _size(cls, value: int | str) -> int | str:
+        try:
+            size = parse_bytes(value)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        if size < 1:
+            raise ValueError("at least 1 byte is needed")
+        return value
+
+    @property
+    def limit_bytes(self) -> int:
+        """`data_limit` in bytes."""
+        return parse_bytes(self.data_limit)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one optimizer step learns from."""
+        return self.micro_batch * self.accumulation * self.sequence
+
+    def to_json(self) -> dict[str, Any]:
+        """The table as plain data, under the names that the file uses."""
+        return self.model_dump(mode="json", by_alias=True)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A checked training file: where it stands, its `[training]` table, and the backend options that hold."""
+
+    path: Path
+    config: TrainingConfig
+    options: Options
+
+
+def load(
+    path: Path, *, overrides: Mapping[str, Any] | None = None, option_pairs: Mapping[str, str] | None = None
+) -> Job:
+    """Read and check a training file.
+
+    Args:
+        path: the TOML file.
+        overrides: fields of `[training]` from the command line; they win over the file.
+        option_pairs: backend options from the command line; below `[options]`, as `optpass.options.resolve` has it.
+
+    Raises:
+        ConfigError: one line naming the file, the key, the value and what to write instead.
+    """
+    tables = read_toml(path)
+    for key in tables:
+        if key not in TABLES:
+            raise ConfigError(f"{path}: unknown table or key {key!r}; {did_you_mean(key, TABLES)}")
+    if not isinstance(tables.get("training"), dict):
+        raise ConfigError(f"{path}: there is no [training] table; add one, e.g. with name = {path.stem!r}")
+    return Job(path, _training(path, tables["training"], overrides or {}), _options(path, tables, option_pairs or {}))
+
+
+def _training(path: Path, table: Mapping[str, Any], overrides: Mapping[str, Any]) -> TrainingConfig:
+    _known(path, table)
+    merged = {"name": path.stem, **table, **overrides}
+    try:
+        return TrainingConfig.model_validate(merged)
+    except ValidationError as error:
+        raise ConfigError(_explained(path, merged, overrides, error)) from None
+
+
+def _known(path: Path, table: Mapping[str, Any]) -> None:
+    keys = [key for key, *_ in describe()]
+    for key in table:
+        if key not in keys:
+            raise ConfigError(f"{path}: [training] has an unknown key {key!r}; {did_you_mean(key, keys)}")
+
+
+def _explained(path: Path, merged: Mapping[str, Any], overrides: Mapping[str, Any], error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = str(first["loc"][0])
+    value, place = merged[key], "[training]"
+    if key == "model_config" and isinstance(value, dict) and len(first["loc"]) > 1:
+        key, place, value = str(first["loc"][1]), "[training.model_config]", value[str(first["loc"][1])]
+    where = f"--{key.replace('_', '-')}:" if key in overrides else f"{path}: {place}"
+    wanted = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+    if place == "[training.model_config]":
+        wanted = "it should be a number, a boolean or a string"
+    help_text = _documented(key)
+    return f"{where} {key} = {value!r} cannot be used: {wanted}{'. ' + help_text if help_text else ''}"
+
+
+def _documented(key: str) -> str:
+    return next((text for name, _, _, text in describe() if name == key), "")
+
+
+def _options(path: Path, tables: Mapping[str, Any], pairs: Mapping[str, str]) -> Options:
+    try:
+        return resolve(tables.get("options", {}), cli=pairs)
+    except ConfigError as error:
+        text = str(error)
+        if text.startswith("options: "):  # resolve's name for its first layer, which here is a table of the file
+            text = f"{path}: [options] {text.removeprefix('options: ')}"
+        raise ConfigError(text) from None
+
+
+def describe() -> list[tuple[str, str, str, str]]:
+    """The keys of `[training]` as (key, type, default, description), in the order of the class."""
+    return [
+        (field.alias or key, _type_name(field.annotation), _default(field), field.description or "")
+        for key, field in TrainingConfig.model_fields.items()
+    ]
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    return "{}" if value == {} else f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _type_name(annotation: Any) -> str:
+    origin = typing.get_origin(annotation)
+    if origin is Literal:
+        return " or ".join(f'"{choice}"' for choice in typing.get_args(annotation))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_type_name(part) for part in typing.get_args(annotation))
+    if origin is dict or annotation is dict:
+        return "table"
+    return {int: "integer", float: "number", str: "string", bool: "boolean"}.get(annotation, str(annotation))

@@ -1,0 +1,252 @@
+"""One run from a checked file to its reports: build, compile, train, compare, validate, write.
+
+`prepare` makes every check that can be made before training; `execute` trains and writes the reports, partial ones
+too. Nothing here prints: `execute` tells a callback of each step.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from optpass.backend import inner
+from optpass.errors import ConfigError, OptPassError
+from optpass.options import Options
+from optpass.passes import devices
+from optpass.passes.registry import selected
+from optpass.report import store
+from optpass.report.files import write_json
+from optpass.report.model import Report
+from optpass.training import data, network
+from optpass.training.config import Job
+from optpass.training.errors import TrainError
+from optpass.training.loop import StepEvent, steady_seconds, train_steps, validation_loss
+
+#: Micro-batches of held-out text behind the validation loss.
+VALIDATION_BATCHES = 8
+
+#: Called after every step with the compiled run's event and, when comparing, eager's.
+OnStep = Callable[[StepEvent, StepEvent | None], None]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is ready to start."""
+
+    job: Job
+    compare: bool
+    model: nn.Module
+    batches: data.Batches
+    corpus: dict[str, Any]
+    folder: Path
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+
+@dataclass
+class Outcome:
+    """What a run has reached; `status` is 'running' until it ends as 'done', 'interrupted' or 'failed'."""
+
+    status: str = "running"
+    steps: list[StepEvent] = field(default_factory=list)
+    eager: list[StepEvent] = field(default_factory=list)
+    validation_loss: float | None = None
+    error: str | None = None
+    report: Report = field(default_factory=Report)
+    paths: tuple[Path, ...] = ()
+
+    def max_difference(self) -> tuple[float, int] | None:
+        """The largest difference between a step's losses, and the first step that has it; None without a comparison."""
+        pairs = zip(self.steps, self.eager, strict=False)
+        return max(((abs(a.loss - b.loss), a.step) for a, b in pairs), key=lambda found: found[0], default=None)
+
+    def holds(self, tolerance: float) -> bool | None:
+        """Whether every step's losses agree within `tolerance`; None where nothing was compared."""
+        worst = self.max_difference()
+        return None if worst is None else worst[0] <= tolerance
+
+
+def prepare(job: Job, *, compare: bool = False) -> Prepared:
+    """Read the text, build the model and check that the reports can be written; writes nothing.
+
+    Raises:
+        ConfigError: anything that would stop the run later and can be known now.
+    """
+    config = job.config
+    _check_options(job.options)
+    try:
+        corpus = _corpus(job)
+        tokenizer = data.make_tokenizer(config.tokenizer, corpus.text)
+        batches = data.Batches(
+            tokenizer.encode(corpus.text),
+            sequence=config.sequence,
+            batch=config.micro_batch,
+            holdout=config.holdout,
+            seed=config.seed,
+            device=config.device,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{job.path}: [training] {error}") from None
+    model = network.build(job, tokenizer.vocabulary)
+    folder = Path(config.out) / config.name
+    check_writable(folder, f"{job.path}: [training] out = {config.out!r}")
+    facts = {
+        "source": corpus.source,
+        "files": corpus.files,
+        "bytes": len(corpus.text),
+        "sha256": corpus.sha256,
+        "vocabulary": tokenizer.vocabulary,
+    }
+    return Prepared(job, compare, model, batches, facts, folder)
+
+
+def check_file(path: Path, what: str) -> None:
+    """Raises ConfigError, beginning with `what`, unless a file can be written at `path`; leaves nothing behind."""
+    if path.is_dir():
+        raise ConfigError(f"{what}: that is a folder; give a file name in it")
+    check_writable(path.parent, what)
+
+
+def _check_options(options: Options) -> None:
+    """The names in the options, which the backend would look up only when it compiles, on the first step."""
+    inner.check(options, None)
+    selected(options)
+    if options.device is not None:
+        devices.resolve(options.device)
+
+
+def _corpus(job: Job) -> data.Corpus:
+    if job.config.data == "stdlib":
+        return data.read_stdlib(job.config.limit_bytes)
+    return data.read_file(job.path.parent / job.config.data, job.config.limit_bytes)
+
+
+def check_writable(folder: Path, what: str) -> None:
+    """Raises ConfigError, beginning with `what`, unless files can be made in `folder`; leaves nothing behind."""
+    nearest = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
+    if not nearest.is_dir():
+        raise ConfigError(f"{what}: {nearest} is a file, not a folder; choose another place")
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{what}: cannot write in {nearest}: {error.strerror}; choose another place") from None
+
+
+def backend_options(options: Options, *, compare: bool) -> dict[str, Any]:
+    """The dict for `torch.compile(options=...)`: every layer is resolved, so nothing below it has a say again.
+
+    When comparing, Inductor is told to draw random numbers as eager does: its own generator is faster and as good,
+    but another stream, and dropout would make the losses differ from the first step on.
+    """
+    values = {key: getattr(options, key) for key in type(options).model_fields}
+    if compare and options.inner == "inductor":
+        values["inductor"] = {**options.inductor, "fallback_random": True}
+    return values
+
+
+def execute(prepared: Prepared, on_step: OnStep) -> Outcome:
+    """Train, and write `report.json` and `report.html` in the run's folder, also when the run ends early.
+
+    Raises:
+        TrainError: the loss is not finite, or the model failed; the partial report is written.
+        KeyboardInterrupt: as it came; the partial report is written.
+        ReportError: the report cannot be written.
+    """
+    outcome = Outcome()
+    try:
+        for event, other in _steps(prepared):
+            outcome.steps.append(event)
+            if other is not None:
+                outcome.eager.append(other)
+            on_step(event, other)
+        config = prepared.job.config
+        outcome.validation_loss = validation_loss(
+            prepared.model, prepared.batches.validation(VALIDATION_BATCHES), config
+        )
+        outcome.status = "done"
+    except KeyboardInterrupt:
+        _end(prepared, outcome, "interrupted", "stopped by the user")
+        raise
+    except Exception as error:
+        cause = _deliberate(error, len(outcome.steps) + 1)
+        _end(prepared, outcome, "failed", str(cause))
+        raise cause from error
+    _write(prepared, outcome)
+    return outcome
+
+
+def _steps(prepared: Prepared) -> Iterator[tuple[StepEvent, StepEvent | None]]:
+    job, model = prepared.job, prepared.model
+    rival = copy.deepcopy(model) if prepared.compare else None
+    options = backend_options(job.options, compare=prepared.compare)
+    compiled = torch.compile(model, backend="optpass", options=options)
+    events = train_steps(compiled, model, prepared.batches, job.config)
+    if rival is None:
+        for event in events:
+            yield event, None
+    else:
+        yield from zip(events, train_steps(rival, rival, prepared.batches, job.config), strict=True)
+
+
+def _deliberate(error: BaseException, step: int) -> OptPassError:
+    """The error as one that the command line prints in a line. Dynamo wraps what a backend raises: it is unwrapped."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OptPassError):
+            return seen
+        seen = getattr(seen, "inner_exception", None) or seen.__cause__
+    first = (str(error).strip() or "no message").splitlines()[0]
+    return TrainError(f"step {step} failed: {type(error).__name__}: {first}; --debug shows where")
+
+
+def _end(prepared: Prepared, outcome: Outcome, status: str, error: str) -> None:
+    outcome.status, outcome.error = status, error
+    _write(prepared, outcome)
+
+
+def summary(prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
+    """What goes into `report.training`: seconds and nats as the keys say, curves by step."""
+    config = prepared.job.config
+    steady = steady_seconds(outcome.steps)
+    result: dict[str, Any] = {
+        "status": outcome.status,
+        "config": config.to_json(),
+        "data": prepared.corpus,
+        "parameters": prepared.parameters,
+        "steps": [event.to_json() for event in outcome.steps],
+        "t_first_s": outcome.steps[0].step_s if outcome.steps else None,
+        "t_steady_s": steady,
+        "tokens_per_s": config.tokens_per_step / steady if steady else None,
+        "validation_loss": outcome.validation_loss,
+    }
+    if outcome.error is not None:
+        result["error"] = outcome.error
+    if prepared.compare:
+        worst = outcome.max_difference()
+        result["eager_loss"] = [event.loss for event in outcome.eager]
+        result["eager_t_steady_s"] = steady_seconds(outcome.eager)
+        result["max_difference"], result["max_difference_step"] = worst if worst else (None, None)
+        result["tolerance"] = config.compare_tolerance
+        result["holds"] = outcome.holds(config.compare_tolerance)
+    return result
+
+
+def _write(prepared: Prepared, outcome: Outcome) -> None:
+    from optpass.report.html import write_html  # Jinja2 is needed only now
+
+    store.current().set_training(summary(prepared, outcome))
+    outcome.report = store.current().snapshot(prepared.job.config.name)
+    outcome.paths = (prepared.folder / "report.json", prepared.folder / "report.html")
+    write_json(outcome.report, outcome.paths[0])
+    write_html(outcome.report, outcome.paths[1])

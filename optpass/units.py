@@ -1,0 +1,71 @@
+"""Bytes, FLOPs and seconds as people write and read them. Nothing here may import torch.
+
+GB is 10^9 bytes and GiB is 2^30 bytes; neither is ever taken for the other.
+"""
+
+from __future__ import annotations
+
+import re
+
+from optpass.errors import ConfigError
+
+_FACTORS = {
+    "b": 1,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+
+
+def parse_bytes(value: int | str) -> int:
+    """Bytes from an int or a string such as `"20GiB"` or `"500MB"`.
+
+    Raises:
+        ConfigError: the value is negative, has an unknown unit, or is not a size at all.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ConfigError(f"{value!r} is not a size in bytes; write an int, '20GiB' or '500MB'")
+    if isinstance(value, int):
+        if value < 0:
+            raise ConfigError(f"{value} bytes is negative; write an int, '20GiB' or '500MB'")
+        return value
+    match = _SIZE.fullmatch(value)
+    factor = _FACTORS.get((match[2] or "b").lower()) if match else None
+    if match is None or factor is None:
+        raise ConfigError(f"{value!r} is not a size in bytes; write an int, '20GiB' or '500MB'")
+    return int(float(match[1]) * factor)
+
+
+def _scaled(value: float, step: float, prefixes: tuple[str, ...], unit: str) -> str:
+    magnitude = float(value)
+    for prefix in prefixes[:-1]:
+        if abs(magnitude) < step:
+            break
+        magnitude /= step
+    else:
+        prefix = prefixes[-1]
+    digits = 0 if magnitude == int(magnitude) and abs(magnitude) < 1000 else (1 if abs(magnitude) >= 100 else 2)
+    return f"{magnitude:.{digits}f} {prefix}{unit}"
+
+
+def format_bytes(value: float) -> str:
+    """Binary units: `format_bytes(2**31)` is `'2 GiB'`."""
+    return _scaled(value, 1024.0, ("", "Ki", "Mi", "Gi", "Ti", "Pi"), "B")
+
+
+def format_flops(value: float) -> str:
+    """Decimal units: `format_flops(2e12)` is `'2 TFLOP'`."""
+    return _scaled(value, 1000.0, ("", "K", "M", "G", "T", "P", "E"), "FLOP")
+
+
+def format_rate(value: float, unit: str) -> str:
+    """A rate in decimal units: `format_rate(4.8e12, 'B/s')` is `'4.80 TB/s'`."""
+    return _scaled(value, 1000.0, ("", "K", "M", "G", "T", "P", "E"), unit)
+
+
+def format_seconds(value: float) -> str:
+    """Seconds in the unit that keeps three figures: `'1.24 ms'`."""
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g} {unit}" if value / factor < 1000 else f"{value / factor:,.0f} {unit}"
+    return f"{value / 1e-9:.3g} ns" if value else "0 s"

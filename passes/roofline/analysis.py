@@ -1,0 +1,81 @@
+"""The roofline pass: from the graphs that the inner compiler lowers to a `Program`. Pricing it is `price`'s business."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from optpass.options import Options
+from optpass.passes.contract import AtenGraph, Pass, PassContext, PassResult, Stage
+from optpass.passes.roofline.extract import Extractor, tensors
+from optpass.passes.roofline.fusion import kernels_of
+from optpass.passes.roofline.program import Program
+
+
+class Roofline(Pass):
+    """FLOPs and bytes of every op and every fused kernel; see `optpass.passes.roofline`."""
+
+    name = "roofline"
+    summary = "Counts FLOPs and bytes of every op, before and after fusion, for the report."
+    stage = Stage.COMPILED
+
+    @classmethod
+    def from_options(cls, options: Options) -> Roofline:
+        return cls()
+
+    def run(self, gm: fx.GraphModule, ctx: PassContext) -> PassResult:
+        return PassResult(product=program_of(ctx.aten))
+
+
+def program_of(graphs: Sequence[AtenGraph], hint: Callable[[Any], int] | None = None) -> Program:
+    """The ops and kernels of a forward graph, or of a forward and a backward graph.
+
+    Args:
+        graphs: as partitioned, in execution order.
+        hint: int for a symbolic size; default the symbol's own hint.
+    """
+    program = Program()
+    for aten in graphs:
+        extractor = Extractor(aten, hint or _hint)
+        first = len(program.ops)
+        indices: dict[fx.Node, int] = {}
+        for node in aten.graph.nodes:
+            if node.op == "call_function":
+                indices[node] = len(program.ops)
+                program.ops.append(extractor.op(node))
+        for info in program.ops[first:]:
+            if info.cost is None:
+                program.unknown[info.target] += 1
+        offset = len(program.groups)
+        groups = kernels_of(extractor, indices, program.ops, _on_cpu(aten.graph))
+        for group in groups:
+            group.index += offset
+        for info in program.ops[first:]:
+            info.group = None if info.group is None else info.group + offset
+        program.groups.extend(groups)
+        program.working_set += sum(
+            t.nbytes for n in aten.graph.nodes if n.op in ("placeholder", "get_attr") for t in tensors(extractor.values[n])
+        )
+    return program
+
+
+
+
+def _hint(value: Any) -> int:
+    """The hint of a symbolic size, without adding a guard; 1 where it has none."""
+    if isinstance(value, int):
+        return value
+    node = getattr(value, "node", None)
+    hint = getattr(node, "hint", None)
+    return int(hint) if hint is not None else 1
+
+
+def _on_cpu(graph: fx.Graph) -> bool:
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            return value.device.type == "cpu"
+    return True

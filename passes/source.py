@@ -1,0 +1,73 @@
+"""From an FX node home to the user's program: file, line and module path.
+
+Dynamo and AOTAutograd keep `stack_trace` (text) and `nn_module_stack` on nodes; this module only reads them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import fx
+
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+?)\s*$', re.MULTILINE)
+_TORCH_DIR = os.path.dirname(torch.__file__) + os.sep
+_ATTRIBUTE = re.compile(r"_(?:modules|parameters|buffers)\['([^']*)'\]")
+_INDEX = re.compile(r"\[['\"]?([^'\"\]]*)['\"]?\]")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a node comes from; every field is None where the graph does not say."""
+
+    file: str | None = None
+    line: int | None = None
+    module: str | None = None
+
+    def __str__(self) -> str:
+        place = f"{os.path.basename(self.file)}:{self.line}" if self.file else "unknown line"
+        return f"{self.module} ({place})" if self.module else place
+
+
+def locate(node: fx.Node) -> Source:
+    """The innermost line of the user's own code, and the module path such as `blocks.3.attn`."""
+    file, line = _innermost_user_frame(node.meta.get("stack_trace") or "")
+    return Source(file, line, module_path(node))
+
+
+def is_backward(node: fx.Node) -> bool:
+    """True for a node that autograd made, in a joint or backward graph."""
+    return node.meta.get("partitioner_tag") == "is_backward" or node.meta.get("autograd_backward") is True
+
+
+@lru_cache(maxsize=4096)
+def _innermost_user_frame(stack: str) -> tuple[str | None, int | None]:
+    frames = [(m["file"], int(m["line"])) for m in _FRAME.finditer(stack)]
+    for file, line in reversed(frames):
+        if not file.startswith(_TORCH_DIR):
+            return file, line
+    return frames[-1] if frames else (None, None)
+
+
+def module_path(node: fx.Node) -> str | None:
+    """Dotted path of the innermost module that the node ran in; None at the top."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return None
+    path = next(reversed(stack.values()))[0]
+    return clean_path(path) or None
+
+
+@lru_cache(maxsize=4096)
+def clean_path(path: str) -> str:
+    """`L['self']._modules['blocks']._modules['0']` as `blocks.0`; also the older `L__self___blocks_0` left as is."""
+    for prefix in ("L['self']", 'L["self"]', "L['fn']", "self"):
+        if path.startswith(prefix):
+            path = path[len(prefix) :]
+            break
+    path = _ATTRIBUTE.sub(r"\1", path)
+    path = _INDEX.sub(r".\1", path)
+    return path.replace("..", ".").strip(".")

@@ -1,0 +1,102 @@
+"""`optpass report` and the output that every verb shares."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from optpass.cli.output import console, emit
+from optpass.errors import ReportError
+from optpass.report.files import read_json, write_json
+from optpass.report.model import Analysis, DeviceRecord, GraphRecord, Op, ProcessRecord, Report, Totals
+
+
+def make_report(pid: int = 1, run_id: str = "run") -> Report:
+    return Report(
+        run_id=run_id,
+        name="small",
+        processes=[ProcessRecord(pid=pid, host="here", rank=pid - 1)],
+        graphs=[GraphRecord(id="0", function="model.py:3 forward", t_compile_s=1.5)],
+    )
+
+
+def make_analysis() -> Analysis:
+    op = Op(name="mm", target="aten.mm.default", flops=2e9, bytes_read=1e6, time_us=12.0, bound="compute")
+    device, totals = DeviceRecord(key="x", name="X"), Totals(flops=2e9, time_us=12)
+    return Analysis(target="toy", device=device, totals=totals, ops=[op])
+
+
+def optpass(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "optpass", "report", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_shows_a_report_and_an_analysis(tmp_path: Path) -> None:
+    write_json(make_report(), tmp_path / "r.json")
+    write_json(make_analysis(), tmp_path / "a.json")
+    done = optpass(tmp_path / "r.json", tmp_path / "a.json")
+    assert done.returncode == 0 and done.stderr == ""
+    assert "optpass report: small" in done.stdout and "optpass analysis: toy" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_merges_reports_and_prints_only_json(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{pid}.json" for pid in (1, 2)]
+    for pid, path in enumerate(paths, 1):
+        write_json(make_report(pid), path)
+    done = optpass(*paths, "--json", "-", "--html", tmp_path / "new" / "page.html")
+    data = json.loads(done.stdout)
+    assert [graph["id"] for graph in data["graphs"]] == ["0/0", "1/0"]
+    assert done.stderr == f"wrote {tmp_path / 'new' / 'page.html'}\n"
+    assert (tmp_path / "new" / "page.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    good, bad, analysis = tmp_path / "good.json", tmp_path / "bad.json", tmp_path / "a.json"
+    write_json(make_report(), good)
+    write_json(make_analysis(), analysis)
+    bad.write_text('{"schema": "optpass.report/7"}')
+    for arguments, expected in (
+        ((tmp_path / "none.json",), "no such file"),
+        ((bad,), "'optpass.report/7', expected 'optpass.report/1'"),
+        ((good, "--json", good / "x.json"), "a part of the path is a file"),
+        ((good, "--html", tmp_path), "give a file name"),
+        ((good, analysis, "--json", "-"), "one report or one analysis"),
+    ):
+        done = optpass(*arguments)
+        assert done.returncode == 2 and done.stdout == "", done
+        assert expected in done.stderr and done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+    assert sorted(tmp_path.iterdir()) == sorted([good, bad, analysis])
+    assert optpass(good, "--top", "0").returncode == 2
+
+
+def test_emit_writes_before_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ReportError):
+        emit(make_report(), html=str(tmp_path))
+    assert capsys.readouterr().out == ""
+    emit(make_analysis(), json=str(tmp_path / "a.json"), html=str(tmp_path / "a.html"), top=1)
+    captured = capsys.readouterr()
+    assert "aten.mm.default" in captured.out
+    assert captured.err.splitlines() == [f"wrote {tmp_path / 'a.json'}", f"wrote {tmp_path / 'a.html'}"]
+    assert read_json(tmp_path / "a.json") == make_analysis()
+
+
+def test_console_is_plain_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    console().print("[bold]as written[/bold]")
+    console(stderr=True).print("errors")
+    captured = capsys.readouterr()
+    assert captured.out == "[bold]as written[/bold]\n" and captured.err == "errors\n"
+
+
+def test_names_that_the_stream_cannot_encode_do_not_fail(tmp_path: Path) -> None:
+    report = make_report()
+    report.name = "модель"
+    write_json(report, tmp_path / "r.json")
+    command = [sys.executable, "-m", "optpass", "report", str(tmp_path / "r.json")]
+    done = subprocess.run(command, capture_output=True, timeout=60, env={"PYTHONIOENCODING": "ascii", "PATH": ""})
+    assert done.returncode == 0, done.stderr
+    assert b"optpass report: ??????" in done.stdout

@@ -1,0 +1,106 @@
+"""The terminal view: on a terminal, in a pipe, and with hostile names."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import pytest
+from rich.console import Console
+
+from optpass.report.model import Analysis, Report
+from optpass.report.terminal import render_analysis, render_report
+
+
+def shown(obj: Analysis | Report, *, width: int | None = None, top: int = 10) -> str:
+    """What is printed to a pipe, or with `width` to a terminal that wide."""
+    console = Console(file=io.StringIO(), width=width or 80, force_terminal=width is not None, highlight=False)
+    if isinstance(obj, Analysis):
+        render_analysis(obj, console, top=top)
+    else:
+        render_report(obj, console, top=top)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_pipe_gets_plain_text_with_whole_paths(analysis: Analysis, report: Report) -> None:
+    deep = "/srv/" + "a_long_folder_name/" * 12 + "model.py"
+    for op in analysis.ops:
+        op.file = deep
+    for obj in (analysis, report):
+        out = shown(obj)
+        assert "\x1b" not in out and out.isascii()
+        assert all(line == line.rstrip() for line in out.splitlines())
+    assert f"{deep}:80" in shown(analysis)
+    assert "/srv/project/models/gpt.py:47" in shown(report)
+
+
+def test_80_columns_hold_every_line(analysis: Analysis, report: Report) -> None:
+    for obj in (analysis, report):
+        plain = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None, highlight=False)
+        (render_analysis if isinstance(obj, Analysis) else render_report)(obj, plain)  # type: ignore[operator]
+        assert isinstance(plain.file, io.StringIO)
+        lines = plain.file.getvalue().splitlines()
+        assert max(map(len, lines)) <= 80
+        assert not any("…" in line for line in lines)
+
+
+def test_an_analysis_says_what_matters(analysis: Analysis) -> None:
+    out = shown(analysis)
+    for words in (
+        "optpass analysis: gpt --size small",
+        "training step",
+        "NVIDIA H200 (h200), from its datasheet",
+        "unfused ->",
+        "MFU            ",
+        "time bound by  compute",
+        "blocks.*.mlp.up",
+        "N=50257 is no multiple of 8: pad to 50264 or 50304",
+        "no N=50257",
+        "mylib.fancy.default",
+        "NOT in the totals",
+        "dropout counted as pointwise",
+    ):
+        assert words in out
+
+
+def test_a_report_says_what_matters(report: Report) -> None:
+    report.training = {"steps": [{"step": 0, "loss": 4.0}, {"step": 1, "loss": 3.5}], "eager_loss": [4.0, 3.5]}
+    report.graphs[0].passes[1].error = "ValueError: no"
+    out = shown(report)
+    for words in (
+        "Compile cost",
+        "16.8 s, of which optpass's passes 420 ms",
+        "first calls   18.2 s",
+        "steady calls  24.6 ms",
+        "models/gpt.py:62 forward",
+        "redundant: contiguous(x) -> x (4 sites)",
+        "the tensor is contiguous already",
+        "Declined: 2 sites",
+        "the cast changes the values",
+        "roofline failed and was undone: graph 0: ValueError: no",
+        "4.0000 at step 0 -> 3.5000 at step 1",
+        "sum over graphs, each run once",
+        "no C++ compiler: aot_eager serves instead",
+    ):
+        assert words in out
+
+
+def test_top_cuts_and_says_so(new_analysis: Callable[..., Analysis]) -> None:
+    out = shown(new_analysis(), top=2)
+    assert "... and 14 more rows" in out and "... and 8 more modules" in out
+    assert "more rows" not in shown(new_analysis(), top=1000)
+
+
+def test_empty_objects_render() -> None:
+    assert "no graph was compiled" in shown(Report()) and "not measured" in shown(Report(), width=80)
+
+
+@pytest.mark.parametrize("width", [None, 80, 200])
+def test_names_are_neither_markup_nor_control_codes(analysis: Analysis, width: int | None) -> None:
+    analysis.target = "[bold]x[/bold] \x1b]0;owned\x07"
+    analysis.notes = ["[/nothing] to close"]
+    analysis.ops[0].module = "[red]m[/red]"
+    out = shown(analysis, width=width, top=1000)
+    assert "[bold]x[/bold]" in out and "[/nothing] to close" in out and "[red]m[/red]" in out
+    assert "\x1b]0;" not in out and "\x07" not in out

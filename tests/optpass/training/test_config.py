@@ -1,0 +1,103 @@
+"""The training file: what it accepts, and one line for everything that it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from optpass.errors import ConfigError
+from optpass.training.config import TrainingConfig, describe, load
+
+ROOT = Path(__file__).parents[3]
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_example_loads_and_is_off_alignment() -> None:
+    job = load(ROOT / "examples" / "gpt-demo.toml")
+    architecture = job.config.architecture
+    assert job.config.name == "gpt-demo"
+    assert job.options.inner == "inductor"
+    assert architecture["dropout"] == 0.1
+    assert isinstance(architecture["vocab"], int) and architecture["vocab"] % 8
+    assert isinstance(architecture["width"], int) and architecture["width"] % 8
+
+
+def test_defaults_name_after_the_file_and_freeze(tmp_path: Path) -> None:
+    config = load(write(tmp_path, "[training]\n")).config
+    assert config == TrainingConfig(name="job")
+    with pytest.raises(ValueError, match="frozen"):
+        config.steps = 3  # type: ignore[misc]
+
+
+def test_flags_win_over_the_file_and_the_table_over_option_flags(tmp_path: Path) -> None:
+    path = write(tmp_path, "[training]\nsteps = 7\n[options]\nstrict = true\n")
+    job = load(path, overrides={"steps": 2, "seed": 5}, option_pairs={"strict": "0", "inner": "eager"})
+    assert (job.config.steps, job.config.seed) == (2, 5)
+    assert (job.options.strict, job.options.inner) == (True, "eager")
+
+
+BAD = {
+    "unknown key": ("[training]\nstep = 3", ["[training]", "'step'", "did you mean 'steps'"]),
+    "unknown table": ("[training]\n[option]\n", ["'option'", "did you mean 'options'"]),
+    "no table": ("steps = 3", ["unknown table or key 'steps'"]),
+    "empty": ("", ["no [training] table"]),
+    "training is no table": ("training = 3", ["no [training] table"]),
+    "wrong type": ("[training]\nsteps = 'many'", ["steps = 'many'", "integer"]),
+    "a float for an integer": ("[training]\nsteps = 3.5", ["steps = 3.5", "integer"]),
+    "a bool for an integer": ("[training]\nsteps = true", ["steps = True", "integer"]),
+    "too small": ("[training]\nmicro_batch = 0", ["micro_batch = 0", "greater than or equal to 1"]),
+    "infinite": ("[training]\nlearning_rate = inf", ["learning_rate = inf", "finite"]),
+    "no such choice": ("[training]\ntokenizer = 'word'", ["tokenizer = 'word'", "'byte' or 'char'"]),
+    "no such precision": ("[training]\nprecision = 'fp16'", ["precision = 'fp16'", "'fp32' or 'bf16'"]),
+    "name with a slash": ("[training]\nname = '../x'", ["name = '../x'", "Letters"]),
+    "size": ("[training]\ndata_limit = '4 apples'", ["data_limit = '4 apples'", "'20GiB'"]),
+    "no data": ("[training]\ndata_limit = 0", ["data_limit = 0", "at least 1 byte"]),
+    "holdout": ("[training]\nholdout = 1.0", ["holdout = 1.0", "less than 1"]),
+    "deep": ("[training.model_config]\nlayers = [1]", ["[training.model_config] layers = [1]"]),
+    "TOML": ("[training\n", ["not valid TOML", "line 1"]),
+    "unknown option": ("[training]\n[options]\ninnr = 'eager'", ["[options]", "'innr'", "did you mean 'inner'"]),
+    "option type": ("[training]\n[options]\nstrict = 'yes'", ["[options]", "strict='yes'", "boolean"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_files_are_one_line_naming_file_key_value_and_remedy(tmp_path: Path, case: str) -> None:
+    text, needles = BAD[case]
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    message = str(caught.value)
+    assert str(path) in message and "\n" not in message
+    for needle in needles:
+        assert needle in message, message
+
+
+def test_missing_file() -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.toml: no such file"):
+        load(Path("nowhere.toml"))
+
+
+def test_a_bad_flag_is_named_as_the_flag(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--steps: steps = 0 cannot be used: it should be greater"):
+        load(write(tmp_path, "[training]\n"), overrides={"steps": 0})
+
+
+def test_describe_names_every_key_as_the_file_does_and_documents_it() -> None:
+    rows = describe()
+    keys = [key for key, *_ in rows]
+    assert "model_config" in keys and "architecture" not in keys and len(keys) == len(TrainingConfig.model_fields)
+    assert all(kind and default and text for _, kind, default, text in rows)
+    assert ("steps", "integer", "300", "Optimizer steps.") in rows
+    assert {key: kind for key, kind, *_ in rows}["data_limit"] == "integer or string"
+
+
+def test_json_uses_the_names_of_the_file() -> None:
+    data = TrainingConfig(architecture={"layers": 2}).to_json()
+    assert data["model_config"] == {"layers": 2}
+    assert TrainingConfig.model_validate(data).architecture == {"layers": 2}
