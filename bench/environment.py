@@ -25,7 +25,7 @@ class Environment(BaseModel):
     torch: str
     optpass: str
     cuda: str | None = Field(default=None, description="CUDA version of the torch build.")
-    threads: int = Field(description="torch's intra-op threads in the measuring process's parent.")
+    threads: int = Field(description="torch's intra-op threads in this process; isolated samples may use others.")
     load_before: float | None = Field(default=None, description="One-minute load average before the measurement.")
     load_after: float | None = Field(default=None, description="The same afterwards; it contains our own load.")
     revision: str | None = Field(default=None, description="Git revision of a checkout, '+changes' if it had any.")

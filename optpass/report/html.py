@@ -36,9 +36,10 @@ class Rows:
 
 def render_html(obj: Report | Analysis) -> str:
     """The page as text, at most `LIMIT_BYTES` long in UTF-8: tables are cut, and say by how much, until it fits."""
+    tables = _tables(obj)
     rows = _ROWS
     while True:
-        page = _page(obj, rows)
+        page = _page(obj, tables, rows)
         if len(page.encode()) <= LIMIT_BYTES or rows == 1:
             return page
         rows = max(1, rows // 2)
@@ -53,11 +54,26 @@ def write_html(obj: Report | Analysis, path: Path_) -> None:
     write_text(render_html(obj), path)
 
 
-def _page(obj: Report | Analysis, rows: int) -> str:
+def _page(obj: Report | Analysis, tables: dict[str, Sequence[Any]], rows: int) -> str:
     template = _environment().get_template("analysis.html.j2" if isinstance(obj, Analysis) else "report.html.j2")
-    context = _roofline(obj, rows)
-    context |= _analysis(obj, rows) if isinstance(obj, Analysis) else _report(obj, rows)
+    context = _roofline(obj, tables, rows)
+    context |= _analysis(obj, rows) if isinstance(obj, Analysis) else _report(obj, tables, rows)
     return template.render(obj=obj, **context)
+
+
+def _tables(obj: Report | Analysis) -> dict[str, Sequence[Any]]:
+    """Every table in full."""
+    return {
+        "ops": summary.rank_ops(obj.ops),
+        "groups": summary.rank_groups(obj.groups),
+        "modules": summary.hot_modules(obj.ops),
+        "misaligned": summary.misaligned(obj.ops),
+        "unknown": list(obj.unknown_ops.items()),
+        "graphs": obj.graphs,
+        "passes": summary.pass_rows(obj),
+        "applied": summary.applied_rows(obj),
+        "declined": summary.declined_rows(obj),
+    }
 
 
 def _environment() -> Environment:
@@ -94,9 +110,9 @@ def _cut(rows: Iterable[Any], most: int) -> Rows:
     return Rows(every[:most], max(len(every) - most, 0))
 
 
-def _roofline(obj: Report | Analysis, rows: int) -> dict[str, Any]:
-    """What both pages show of the roofline."""
-    ranked = summary.rank_ops(obj.ops)
+def _roofline(obj: Report | Analysis, tables: dict[str, Sequence[Any]], rows: int) -> dict[str, Any]:
+    """What both pages show: figures, charts, and the tables cut to so many rows."""
+    ranked = tables["ops"]
     shares = summary.bound_shares(obj)
     # Markup: the SVG functions escape every text that they are given.
     chart = Markup(roofline_chart(obj.device, ranked, most=rows)) if obj.device is not None else Markup("")
@@ -114,17 +130,7 @@ def _roofline(obj: Report | Analysis, rows: int) -> dict[str, Any]:
         "chart_note": undrawn(ranked, most=rows),
         "bounds": shares,
         "bound_bar": Markup(share_bar(shares, "Share of the predicted time by bound")) if shares else Markup(""),
-        "ops": _cut(ranked, rows),
-        "groups": _cut(summary.rank_groups(obj.groups), rows // 2 or 1),
-        "modules": _cut(summary.hot_modules(obj.ops), rows // 2 or 1),
-        "misaligned": _cut(summary.misaligned(obj.ops), rows // 2 or 1),
-        "unknown": _cut(obj.unknown_ops.items(), rows),
-        "graphs": _cut(obj.graphs, rows),
-        "passes": _cut(summary.pass_rows(obj), rows),
-        "applied": _cut(summary.applied_rows(obj), rows),
-        "declined": _cut(summary.declined_rows(obj), rows),
-        "some_places": summary.some_places,
-    }
+    } | {name: _cut(every, rows) for name, every in tables.items()}
 
 
 def _cards(obj: Report | Analysis) -> list[tuple[str, str, str]]:
@@ -149,14 +155,14 @@ def _analysis(analysis: Analysis, rows: int) -> dict[str, Any]:
     return {"title": f"{analysis.target}: analysis", "notes": _cut(analysis.notes, rows)}
 
 
-def _report(report: Report, rows: int) -> dict[str, Any]:
+def _report(report: Report, tables: dict[str, Sequence[Any]], rows: int) -> dict[str, Any]:
     run = read_training(report.training)
     return {
         "title": f"{report.name or 'compile'}: report",
         "cost": text.cost_facts(report),
         "cost_note": text.cost_note(report),
-        "applied_count": sum(row.count for row in summary.applied_rows(report)),
-        "declined_count": sum(len(row.sites) for row in summary.declined_rows(report)),
+        "applied_count": sum(row.count for row in tables["applied"]),
+        "declined_count": sum(len(row.sites) for row in tables["declined"]),
         "training": training_facts(report.training),
         "loss": Markup(loss_chart(run.loss, run.eager)),
         "facts": [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -49,7 +50,11 @@ class MisalignedRow:
     module: str
     count: int
     time_us: float
-    advice: str
+
+    @property
+    def advice(self) -> str:
+        """See `advice`."""
+        return advice(self.op)
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,7 @@ def place(file: str | None, line: int | None) -> str:
     return f"{shown}:{line}" if line is not None else shown
 
 
+@functools.lru_cache(maxsize=4096)
 def general(module: str | None) -> str:
     """`blocks.3.attn` as `blocks.*.attn`."""
     return ".".join("*" if part.isdigit() else part for part in (module or "").split("."))
@@ -186,7 +192,6 @@ def misaligned(ops: Sequence[Op]) -> list[MisalignedRow]:
             module=_common_path([op.module for op in same]),
             count=len(same),
             time_us=math.fsum(op.time_us for op in same),
-            advice=advice(same[0]),
         )
         for same in rows.values()
     ]

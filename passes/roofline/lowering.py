@@ -32,33 +32,28 @@ class LoweredOp:
 
     Attributes:
         name: base name, e.g. 'exp'.
-        narrows: a view that touches fewer elements than its source (slice, select, split).
-        order: a layout change that fusion must respect (the permutation), or None.
-        gathers: reads only as many elements of its first argument as it has results.
+        gathers: reads its first argument at positions that other data decides.
+        row_dims: trailing dimensions of a gather's result that run through a row of the source.
         stores: the result is always stored.
         mutates: position of the argument written to, for scatters and `copy_`.
-        elements: elements read by a reduction; `reduced` of them make one result.
-        innermost: the reduction runs over the trailing dimensions.
+        copies_first: a scatter that starts from its first argument, not from zeros.
+        reduced: dimensions that a reduction reduces.
     """
 
     name: str
     role: Role
-    narrows: bool = False
-    order: object = None
     gathers: bool = False
+    row_dims: int = 0
     stores: bool = False
     mutates: int | None = None
-    elements: int = 0
-    reduced: int = 1
-    innermost: bool = True
+    copies_first: bool = True
+    reduced: frozenset[int] = frozenset()
 
 
 _CONSTANT = frozenset(
     "full iota arange scalar_tensor zeros ones empty full_like zeros_like ones_like empty_like new_empty new_full "
     "new_zeros new_ones inductor_seeds inductor_lookup_seed sym_size sym_numel empty_strided eye rngprims".split()
 )
-_NARROW = frozenset("slice select split split_with_sizes unbind narrow chunk diagonal as_strided unfold".split())
-_ORDER = frozenset("permute transpose t mT movedim".split())
 _GATHER = frozenset("embedding gather index index_select take take_along_dim _unsafe_index _unsafe_masked_index".split())
 _SCATTER = frozenset(
     "index_put index_put_ scatter scatter_add scatter_reduce index_add index_copy _unsafe_index_put slice_scatter "
@@ -95,39 +90,48 @@ def role_of(node: fx.Node, x: Extractor, info: OpInfo) -> LoweredOp:
     if name in _POINTWISE_SCATTER:
         return LoweredOp(name, Role.POINTWISE)
     if name in _SCATTER:
-        return LoweredOp(name, Role.EXTERN, mutates=0)
+        return LoweredOp(name, Role.EXTERN, mutates=0, copies_first=name != "embedding_dense_backward")
     if name in ("copy_", "copy") and name.endswith("_"):
         return LoweredOp(name, Role.POINTWISE, mutates=0)
     if kind == "view":
-        order = tuple(node.args[1]) if name == "permute" and len(node.args) > 1 else (name if name in _ORDER else None)
-        return LoweredOp(name, Role.VIEW, narrows=name in _NARROW, order=order)
+        return LoweredOp(name, Role.VIEW)
     if name in _GATHER:
-        return LoweredOp(name, Role.POINTWISE, gathers=True)
+        return LoweredOp(name, Role.POINTWISE, gathers=True, row_dims=_row_dims(node, x, name))
     if name in _COPYING:
         return LoweredOp(name, Role.POINTWISE, stores=name in ("cat", "stack"))
-    if name in _RNG:
+    if name in _RNG or kind in _POINTWISE_KINDS:
         return LoweredOp(name, Role.POINTWISE)
-    if kind in _POINTWISE_KINDS:
-        copies = name == "clone" or name == "_to_copy"
-        return LoweredOp(name, Role.POINTWISE, stores=False) if not copies else LoweredOp(name, Role.POINTWISE)
     if name in _REDUCE:
         return _reduction(node, x, name)
     return LoweredOp(name, Role.EXTERN)
 
 
-def _reduction(node: fx.Node, x: Extractor, name: str) -> LoweredOp:
-    """Sizes of a reduction: from its input, its dims, or its result where dims are not given."""
+def _row_dims(node: fx.Node, x: Extractor, name: str) -> int:
+    """Dimensions of the source that are not indexed, at its end."""
     from optpass.passes.roofline.extract import tensors
 
-    source = next((t for a in node.all_input_nodes for t in tensors(x.values[a])), None)
-    out = tensors(x.values[node])[0]
+    source = next((t for a in node.all_input_nodes[:1] for t in tensors(x.values[a])), None)
+    if source is None or name in ("gather", "take", "take_along_dim"):
+        return 0
+    if name == "embedding":
+        return source.dim() - 1
+    if name == "index_select":
+        return max(0, source.dim() - 1 - int(node.args[1] % source.dim()))  # type: ignore[operator, arg-type]
+    indices = node.args[1] if len(node.args) > 1 else ()
+    used = len(indices) if isinstance(indices, (list, tuple)) else 1
+    return max(0, source.dim() - used)
+
+
+def _reduction(node: fx.Node, x: Extractor, name: str) -> LoweredOp:
+    """The dims of a reduction; all of them where none are given."""
+    from optpass.passes.roofline.extract import tensors
+
+    source = next((t for a in node.all_input_nodes[:1] for t in tensors(x.values[a])), None)
     if source is None:
         return LoweredOp(name, Role.EXTERN)
-    dims = _dims(node.args[1] if len(node.args) > 1 else node.kwargs.get("dim"), source.dim())
-    elements = source.numel()
-    reduced = max(1, elements // max(1, out.numel()))
-    innermost = set(dims) == set(range(source.dim() - len(dims), source.dim()))
-    return LoweredOp(name, Role.REDUCTION, elements=elements, reduced=reduced, innermost=innermost)
+    position = 2 if name in ("norm", "linalg_vector_norm") else 1
+    given = node.args[position] if len(node.args) > position else node.kwargs.get("dim")
+    return LoweredOp(name, Role.REDUCTION, reduced=frozenset(_dims(given, source.dim())))
 
 
 def _dims(given: Any, rank: int) -> tuple[int, ...]:

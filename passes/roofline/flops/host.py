@@ -22,7 +22,8 @@ _nested_tensor_storage_offsets _nested_compute_contiguous_strides_offsets _shape
 _has_same_storage_numel _use_cudnn_ctc_loss _use_miopen_ctc_loss is_pinned is_conj is_neg is_set_to
 _is_zerotensor _validate_compressed_sparse_indices prims::item mkldnn::_get_mkldnn_serialized_md
 mkldnn::_nbytes mkldnn::data_ptr mkldnn::_is_mkldnn_acl_supported mkldnn::_is_mkldnn_bf16_supported
-mkldnn::_is_mkldnn_fp16_supported higher_order::print higher_order::_export_tracepoint
+mkldnn::_is_mkldnn_fp16_supported profiler::_record_function_enter profiler::_record_function_enter_new
+profiler::_record_function_exit rngprims::philox_rand_offset higher_order::print higher_order::_export_tracepoint
 """)
 
 #: Arithmetic on sizes: done by the host, once per call.

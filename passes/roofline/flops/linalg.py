@@ -162,6 +162,14 @@ def _svd(c: Call) -> OpCost:
     return _cost(c.at(0), 4 * m * m * n + 22 * n**3 if full else 6 * m * n * n + 20 * n**3, batch)
 
 
+@register("linalg_pinv")
+def _pinv(c: Call) -> OpCost:
+    """Thin SVD, singular values inverted (a compare and a quotient) and scaled into V, then V U^T: 2mnk."""
+    batch, rows, columns = _sizes(c.at(0))
+    m, n = max(rows, columns), min(rows, columns)
+    return _cost(c.at(0), 6 * m * n * n + 20 * n**3 + 2 * n + n * columns + 2 * m * n * n, batch)
+
+
 @register("linalg_eigh", "_linalg_eigh", "linalg_eigvalsh")
 def _eigh(c: Call) -> OpCost:
     batch, n, _ = _sizes(c.at(0))

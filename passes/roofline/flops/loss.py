@@ -127,13 +127,37 @@ def _cross_entropy(c: Call) -> OpCost:
     return OpCost(flops, "reduction", transcendental=n + rows)
 
 
+@register(
+    "torch_nn::_linear_cross_entropy_batch_chunked",
+    "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction",
+)
+def _linear_cross_entropy(c: Call) -> OpCost:
+    """torch.nn.functional.linear_cross_entropy: N rows of F features, V classes, in chunks of the batch; s = N V.
+
+    Logits 2 N V F; log-softmax at the target 4s (max, subtract, exp, sum) and, per row, log and the weighted
+    difference: 3, or 5 where the sum over rows is taken at once. That op also makes the gradients: logits times
+    weight / denominator s + N; input 2 N V F + N F, weight 2 N V F + 2 N F, bias s.
+    """
+    (rows, width), classes = shape(c.arg("input")), shape(c.arg("linear_weight"))[0]
+    s, product = rows * classes, 2 * rows * classes * width
+    d_input, d_weight, d_bias = (
+        bool(c.arg(f"compute_{name}_grad", False)) for name in ("input", "linear_weight", "linear_bias")
+    )
+    flops = product * (1 + d_input + d_weight) + 4 * s + (3 if c.base.endswith("no_reduction") else 5) * rows
+    flops += (s + rows) * (d_input or d_weight or d_bias) + s * d_bias
+    flops += rows * width * (d_input + 2 * d_weight)
+    chunk = min(int(c.arg("batch_chunk_size")), rows)
+    chunks = -(-rows // max(chunk, 1))
+    return OpCost(flops, "matmul", (chunk, classes, width), chunks, s + rows)
+
+
 @register("multi_margin_loss", "multilabel_margin_loss", "multilabel_margin_loss_forward")
 def _margin(c: Call) -> OpCost:
     """margin - x_y + x_j, max with 0, add: 4 per pair; the multilabel form has at most n pairs per target
     class.
     """
     x = c.arg("self")
-    n, classes = first_numel(x), shape(x)[-1]
+    n, classes = first_numel(x), (shape(x) or (1,))[-1]
     pairs = n if c.base == "multi_margin_loss" else n * classes
     squared = pairs if c.arg("p", 1) == 2 else 0
     rows = n // max(classes, 1)
@@ -144,7 +168,7 @@ def _margin(c: Call) -> OpCost:
 def _margin_backward(c: Call) -> OpCost:
     # The same test per pair, then one add into either end.
     x = c.arg("self")
-    pairs = first_numel(x) * (1 if c.base == "multi_margin_loss_backward" else shape(x)[-1])
+    pairs = first_numel(x) * (1 if c.base == "multi_margin_loss_backward" else (shape(x) or (1,))[-1])
     return OpCost(6 * pairs, "reduction")
 
 

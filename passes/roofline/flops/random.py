@@ -20,6 +20,7 @@ def _draws(c: Call, per: int, transcendental: int = 0, extra: int = 0) -> OpCost
 
 
 @register(
+    "rngprims::philox_rand",
     "rand",
     "rand_like",
     "prims::inductor_seeds",

@@ -50,6 +50,15 @@ def _search(c: Call) -> OpCost:
     return OpCost(sort_cost(n, length).flops, "sort")
 
 
+@register("histogram")
+def _histogram(c: Call) -> OpCost:
+    # Edges given: a binary search and an increment per element. Equal bins: subtract, scale, two compares, increment.
+    n, edges = first_numel(c.at(0)), c.at(1)
+    if hasattr(edges, "shape"):
+        return OpCost(sort_cost(n, shape(edges)[-1]).flops + n, "sort")
+    return OpCost(5 * n, "indexing")
+
+
 @register("isin")
 def _isin(c: Call) -> OpCost:
     # Sort both sides joined (the large-input path of ATen), compare neighbours.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from optpass.cli.app import run
 from optpass.cli.output import console, emit
 from optpass.errors import ReportError
 from optpass.report.files import read_json, write_json
@@ -55,7 +56,7 @@ def test_merges_reports_and_prints_only_json(tmp_path: Path) -> None:
     assert (tmp_path / "new" / "page.html").read_text().startswith("<!DOCTYPE html>")
 
 
-def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good, bad, analysis = tmp_path / "good.json", tmp_path / "bad.json", tmp_path / "a.json"
     write_json(make_report(), good)
     write_json(make_analysis(), analysis)
@@ -67,9 +68,11 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
         ((good, "--html", tmp_path), "give a file name"),
         ((good, analysis, "--json", "-"), "one report or one analysis"),
     ):
-        done = optpass(*arguments)
-        assert done.returncode == 2 and done.stdout == "", done
-        assert expected in done.stderr and done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+        with pytest.raises(SystemExit) as caught:
+            run(["report", *map(str, arguments)])
+        captured = capsys.readouterr()
+        assert caught.value.code == 2 and captured.out == "", captured
+        assert expected in captured.err and captured.err.count("\n") == 1
     assert sorted(tmp_path.iterdir()) == sorted([good, bad, analysis])
     assert optpass(good, "--top", "0").returncode == 2
 

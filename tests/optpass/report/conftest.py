@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from optpass.report import merge
 from optpass.report.model import (
     Analysis,
+    Bound,
     DeviceRecord,
     GraphRecord,
     Group,
@@ -32,10 +34,12 @@ DEVICE = DeviceRecord(
 )
 
 
-def make_op(index: int, target: str, module: str, line: int, flops: float, moved: float, **fields: object) -> Op:
+def make_op(index: int, target: str, module: str, line: int, flops: float, moved: float, **fields: Any) -> Op:
     dtype = str(fields.pop("dtype", "bfloat16"))
     compute, memory = flops / DEVICE.attainable_flops[dtype] * 1e6, moved / DEVICE.attainable_bandwidth * 1e6
-    bound = "launch" if max(compute, memory) < DEVICE.launch_us else ("compute" if compute > memory else "memory")
+    bound: Bound = "compute" if compute > memory else "memory"
+    if max(compute, memory) < DEVICE.launch_us:
+        bound = "launch"
     return Op(
         name=f"{target.split('.')[1]}_{index}",
         target=target,
@@ -129,7 +133,7 @@ def make_analysis(layers: int = 4) -> Analysis:
     )
 
 
-def site(reason: str, line: int, module: str, **fields: str) -> Site:
+def site(reason: str, line: int, module: str, **fields: Any) -> Site:
     return Site(
         kind="redundant", file="/srv/project/models/gpt.py", line=line, module=module, reason=reason, **fields
     )  # fmt: skip

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from optpass.errors import ReportError
-from optpass.report import files
 from optpass.report.files import read_json, write_json, write_merged, write_text
 from optpass.report.model import Analysis, Report
 
@@ -33,7 +32,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(ReportError, match=r"r\.json: cannot write the report: No space left on device; free some"):
         write_json(report, path)
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]

@@ -93,7 +93,7 @@ def trace_backward() -> Callable[..., Traced]:
 
 @pytest.fixture(scope="session")
 def trace_module() -> Callable[..., Traced]:
-    """`trace_module(module, *inputs, decompositions=None, train=True)`: forward, loss = sum, gradients of parameters."""
+    """`trace_module(module, *inputs, decompositions=None, train=True)`: forward, sum, parameter gradients."""
 
     def run(module: torch.nn.Module, *inputs: Any, decompositions: Any = None, train: bool = True) -> Traced:
         module.train(train)

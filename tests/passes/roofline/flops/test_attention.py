@@ -160,7 +160,9 @@ def test_packed_sequences_of_unknown_length_are_bounded() -> None:
 def test_efficient_attention_mask_types() -> None:
     q, kv = meta(B, 4, H, D), meta(B, 10, H, D)
     for mask, area2 in ((0, 2 * 40), (1, 16), (2, 2 * 40 - 16)):
-        cost = op_cost(aten._efficient_attention_forward.default, (q, kv, kv, None, None, None, 4, 10, 0.0, mask), {}, (q,))
+        cost = op_cost(
+            aten._efficient_attention_forward.default, (q, kv, kv, None, None, None, 4, 10, 0.0, mask), {}, (q,)
+        )
         assert cost is not None and cost.flops == B * H * area2 * 2 * D
 
 

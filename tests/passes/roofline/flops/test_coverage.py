@@ -11,7 +11,7 @@ import torch
 import torch._inductor.inductor_prims
 import torch._inductor.lowering  # the decomposition of max pooling looks it up
 from torch import nn, rand
-from torch._decomp import core_aten_decompositions, decomposition_table
+from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._inductor.decomposition import select_decomp_table
 from torch._prims import rng_prims  # registers the wrappers of recomputed random ops
 
@@ -23,6 +23,7 @@ DECOMPOSITIONS: dict[str, Any] = {
     "core": core_aten_decompositions(),
     "inductor": select_decomp_table(),
 }
+aten = torch.ops.aten
 IMG, SEQ, VOL = rand(2, 4, 8, 8), rand(2, 6, 8), rand(2, 4, 4, 4, 4)
 
 
@@ -54,17 +55,23 @@ def _classes(y: torch.Tensor) -> torch.Tensor:
 
 
 FLAT = rand(6, 8)
-ACTIVATIONS = """ReLU ReLU6 GELU SiLU Mish ELU CELU SELU Sigmoid Tanh Hardswish Hardsigmoid Hardtanh Hardshrink Softshrink
-Softplus Softsign LogSigmoid LeakyReLU RReLU Tanhshrink PReLU""".split()  # noqa: SIM905
+ACTIVATIONS = """ReLU ReLU6 GELU SiLU Mish ELU CELU SELU Sigmoid Tanh Hardswish Hardsigmoid Hardtanh Hardshrink
+Softshrink Softplus Softsign LogSigmoid LeakyReLU RReLU Tanhshrink PReLU""".split()  # noqa: SIM905
 
 LAYERS: dict[str, tuple[nn.Module, tuple[Any, ...]]] = {
     **{f"{name}": (nn.Sequential(nn.Linear(8, 8), getattr(nn, name)()), (FLAT,)) for name in ACTIVATIONS},
     "GLU": (nn.Sequential(nn.Linear(8, 8), nn.GLU()), (FLAT,)),
     "Conv1d": (nn.Conv1d(6, 5, 3), (SEQ,)),
     "Conv2d": (nn.Conv2d(4, 8, 3, padding=1, groups=2), (IMG,)),
-    "Conv2d_reflect": (nn.Sequential(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")), (IMG,)),
+    "Conv2d_reflect": (
+        nn.Sequential(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")),
+        (IMG,),
+    ),
     "Conv2d_circular": (nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), (IMG,)),
-    "Conv2d_replicate": (nn.Sequential(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, padding=1, padding_mode="replicate")), (IMG,)),
+    "Conv2d_replicate": (
+        nn.Sequential(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, padding=1, padding_mode="replicate")),
+        (IMG,),
+    ),
     "Conv3d": (nn.Conv3d(4, 4, 2), (VOL,)),
     "ConvTranspose2d": (nn.ConvTranspose2d(4, 4, 3, 2), (IMG,)),
     "BatchNorm2d": (nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)), (IMG,)),
@@ -115,17 +122,45 @@ LAYERS: dict[str, tuple[nn.Module, tuple[Any, ...]]] = {
     "CosineSimilarity": (Function(lambda y: nn.functional.cosine_similarity(y, y.flip(0))), (FLAT,)),
     "cdist": (Function(lambda y: torch.cdist(y, y + 1)), (FLAT,)),
     "fft": (Function(lambda y: torch.fft.irfft2(torch.fft.rfft2(y) * 2).abs()), (FLAT,)),
-    "stft": (Function(lambda y: torch.stft(y.flatten(), 16, return_complex=True, window=torch.hann_window(16)).abs()), (FLAT,)),
+    "stft": (
+        Function(lambda y: torch.stft(y.flatten(), 16, return_complex=True, window=torch.hann_window(16)).abs()),
+        (FLAT,),
+    ),
     "sort": (Function(lambda y: y.sort(1).values + y.argsort(0)), (FLAT,)),
     "scatter": (Function(lambda y: torch.zeros(6, 4).scatter_add(1, torch.zeros(6, 8, dtype=torch.long), y)), (FLAT,)),
     "index_put": (Function(lambda y: torch.zeros(9, 8).index_put((torch.arange(6),), y, accumulate=True)), (FLAT,)),
     "einsum": (Function(lambda y: torch.einsum("ij,kj,lj->ikl", y, y, y)), (FLAT,)),
     "linalg": (Function(lambda y: torch.linalg.cholesky(y @ y.mT + torch.eye(6)).logsumexp(0)), (FLAT,)),
     "solve": (Function(lambda y: torch.linalg.solve(y @ y.mT + torch.eye(6), y)), (FLAT,)),
-    "svd_qr_eigh": (Function(lambda y: torch.linalg.svdvals(y).sum() + torch.linalg.qr(y.mT).R.sum() + torch.linalg.eigh(y @ y.mT).eigenvalues.sum()), (FLAT,)),
-    "grid_sample": (Function(lambda y: nn.functional.grid_sample(y.view(1, 1, 6, 8), torch.rand(1, 4, 4, 2), align_corners=False)), (FLAT,)),
-    "special": (Function(lambda y: torch.lgamma(y.abs() + 1) + torch.special.i0e(y) + torch.erfinv(y.clamp(-0.5, 0.5)) + torch.logaddexp(y, y)), (FLAT,)),
-    "norms": (Function(lambda y: torch.linalg.vector_norm(y, 3) + y.norm(dim=1) + y.var(1) + y.std(1) + y.prod(1)), (FLAT,)),
+    "svd_qr_eigh": (
+        Function(
+            lambda y: (
+                torch.linalg.svdvals(y).sum()
+                + torch.linalg.qr(y.mT).R.sum()
+                + torch.linalg.eigh(y @ y.mT).eigenvalues.sum()
+            )
+        ),
+        (FLAT,),
+    ),
+    "grid_sample": (
+        Function(lambda y: nn.functional.grid_sample(y.view(1, 1, 6, 8), torch.rand(1, 4, 4, 2), align_corners=False)),
+        (FLAT,),
+    ),
+    "special": (
+        Function(
+            lambda y: (
+                torch.lgamma(y.abs() + 1)
+                + torch.special.i0e(y)
+                + torch.erfinv(y.clamp(-0.5, 0.5))
+                + torch.logaddexp(y, y)
+            )
+        ),
+        (FLAT,),
+    ),
+    "norms": (
+        Function(lambda y: torch.linalg.vector_norm(y, 3) + y.norm(dim=1) + y.var(1) + y.std(1) + y.prod(1)),
+        (FLAT,),
+    ),
     "cum": (Function(lambda y: y.cumsum(0) + y.cumprod(1) + y.cummax(0).values + y.logcumsumexp(1)), (FLAT,)),
     "masks": (Function(lambda y: torch.where(y > 0, y.tril(), y.triu()).masked_fill(y > 1, 0).nan_to_num()), (FLAT,)),
     **{
@@ -143,9 +178,7 @@ LAYERS: dict[str, tuple[nn.Module, tuple[Any, ...]]] = {
             ("SoftMarginLoss", nn.SoftMarginLoss(), torch.sign),
             ("MultiMarginLoss", nn.MultiMarginLoss(), _classes),
             ("PoissonNLLLoss", nn.PoissonNLLLoss(), torch.square),
-            ("GaussianNLL_style", nn.CosineEmbeddingLoss(), torch.square),
         )
-        if name != "GaussianNLL_style"
     },
 }
 
@@ -156,7 +189,7 @@ def _layers() -> Iterator[Any]:
             yield pytest.param(name, table, id=f"{name}-{table}")
 
 
-@pytest.mark.parametrize(("name", "table"), _layers())
+@pytest.mark.parametrize(("name", "table"), list(_layers()))
 def test_layers_have_no_unknown_ops(name: str, table: str, trace_module: Any) -> None:
     module, inputs = LAYERS[name]
     traced = trace_module(module, *inputs, decompositions=DECOMPOSITIONS[table])
@@ -164,10 +197,10 @@ def test_layers_have_no_unknown_ops(name: str, table: str, trace_module: Any) ->
     assert traced.flops > 0 or name == "Embedding"
 
 
-@pytest.mark.parametrize("table", DECOMPOSITIONS)
+@pytest.mark.parametrize("table", ["core", "inductor"])
 @pytest.mark.parametrize("name", models.names())
 def test_models_have_no_unknown_ops(name: str, table: str, trace_module: Any) -> None:
-    module, inputs = models.build(name, "tiny" if "tiny" in models.sizes(name) else models.sizes(name)[0])
+    module, inputs = models.build(name, "tiny")
     traced = trace_module(module, *inputs, decompositions=DECOMPOSITIONS[table])
     assert not traced.unknown
     products = sum(c.flops for kind in ("matmul", "conv", "attention") for c in traced.of(kind))
@@ -203,18 +236,28 @@ def test_every_prim_is_known() -> None:
     assert sorted(q for q, t in targets.items() if not known(t) and q not in PRIMS_EXCEPTIONS) == []
 
 
+_SPARSE = "a sparse tensor's dense sizes do not tell the work"
+#: Ops that Inductor can lower and that have no rule, with the reason.
+INDUCTOR_EXCEPTIONS: dict[str, str] = {
+    "aten._foobar": "exists to test torch's code generation",
+    "aten._histogramdd_bin_edges": "edges come from the data's range; used by torch.histogramdd only",
+    "aten._histogramdd_from_bin_cts": "as above",
+    "aten._histogramdd_from_bin_tensors": "as above",
+    "aten._sparse_coo_tensor_with_dims_and_tensors": _SPARSE,
+    "aten._sparse_semi_structured_mm": _SPARSE,
+    "aten._to_sparse": _SPARSE,
+    "aten.to_sparse": _SPARSE,
+}
+
+
 def test_every_op_inductor_lowers_is_known() -> None:
     """What Inductor leaves undecomposed reaches a lowering or a fallback: no such aten or prims op may be unknown."""
     lowering = torch._inductor.lowering
     targets = {t for t in [*lowering.lowerings, *lowering.fallbacks] if type(t) is type(torch.ops.aten.mm.default)}
     targets = {t for t in targets if t.namespace in ("aten", "prims")}
     assert len(targets) > 300
-    sparse = "sparse tensors: no dense shape tells the work"
-    exceptions = dict.fromkeys(
-        ("_sparse_mm", "_sparse_semi_structured", "_cslt_sparse_mm", "_to_sparse", "sparse_", "_sparse_coo"), sparse
-    )
-    unknown = [str(t) for t in targets if not known(t)]
-    assert sorted(u for u in unknown if not any(key in u for key in exceptions)) == []
+    unknown = {str(t.overloadpacket) for t in targets if not known(t)}
+    assert unknown <= set(INDUCTOR_EXCEPTIONS)
 
 
 def test_an_unknown_op_is_none_and_not_zero() -> None:
@@ -266,24 +309,24 @@ def test_recomputation_wrappers_cost_what_they_wrap() -> None:
     assert cost is not None and cost.flops == 4 * 48
 
 
-@pytest.mark.parametrize(
-    ("fn", "tolerance"),
-    [
-        (lambda x: torch.softmax(x, 1), 0.0),
-        (lambda x: torch.log_softmax(x, 1), 0.0),
-        (lambda x: nn.functional.layer_norm(x, (8,)), 0.0),
-        (lambda x: nn.functional.silu(x), 0.0),
-        (lambda x: nn.functional.gelu(x), 0.0),
-        (lambda x: nn.functional.gelu(x, approximate="tanh"), 0.0),
-        (lambda x: nn.functional.mse_loss(x, x.flip(0)), 0.0),
-        (lambda x: nn.functional.huber_loss(x, x.flip(0)), 0.2),
-    ],
-)
-def test_decomposed_and_fused_counts_agree(fn: Any, tolerance: float, trace: Any) -> None:
-    """The derivations of fused ops are those of their decompositions."""
-    fused, decomposed = trace(fn, FLAT), trace(fn, FLAT, decompositions=decomposition_table)
-    assert len(decomposed.costs) > len(fused.costs)
-    assert decomposed.flops == pytest.approx(fused.flops, rel=tolerance)
+AGREE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Any]] = {
+    "softmax": (lambda x: torch.softmax(x, 1), aten._softmax),
+    "log_softmax": (lambda x: torch.log_softmax(x, 1), aten._log_softmax),
+    "layer_norm": (lambda x: nn.functional.layer_norm(x, (8,)), aten.native_layer_norm),
+    "gelu": (lambda x: nn.functional.gelu(x), aten.gelu),
+    "gelu_tanh": (lambda x: nn.functional.gelu(x, approximate="tanh"), aten.gelu),
+    "mse_loss": (lambda x: nn.functional.mse_loss(x, x.flip(0)), aten.mse_loss),
+    "addcmul": (lambda x: torch.addcmul(x, x, x, value=0.5), aten.addcmul),
+}
+
+
+@pytest.mark.parametrize("name", AGREE)
+def test_fused_counts_are_those_of_torchs_decomposition(name: str, trace: Any) -> None:
+    """An independent derivation: the op's own decomposition, one level deep, costs what the rule says."""
+    fn, packet = AGREE[name]
+    fused, decomposed = trace(fn, FLAT), trace(fn, FLAT, decompositions=get_decompositions([packet]))
+    assert fused.named(str(packet)) and not decomposed.named(str(packet))
+    assert decomposed.flops == fused.flops
 
 
 def test_optimiser_steps() -> None:
