@@ -22,7 +22,7 @@ from torch._dynamo.backends.registry import lookup_backend as _lookup_backend
 from torch._guards import TracingContext as TracingContext
 from torch._guards import detect_fake_mode as detect_fake_mode
 from torch._guards import tracing as tracing
-from torch._logging import trace_structured as _trace_structured
+from torch._logging._internal import trace_structured as _trace_structured
 from torch._subclasses.fake_tensor import FakeCopyMode as FakeCopyMode
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
@@ -226,3 +226,68 @@ def self_test() -> list[str]:
         if not hasattr(inductor_config(), name):
             missing.append(f"torch._inductor.config.{name}: joint-graph passes do not run under Inductor")
     return missing
+
+
+# ---- Inductor's schedule, for `kernel_bytes` --------------------------------------------------------------------
+
+
+def scheduler_class() -> Any:
+    """`torch._inductor.scheduler.Scheduler`."""
+    from torch._inductor.scheduler import Scheduler
+
+    return Scheduler
+
+
+def current_graph_is_backward() -> bool:
+    """Whether Inductor is lowering a backward graph."""
+    from torch._inductor.virtualized import V
+
+    return bool(V.graph.is_backward)
+
+
+def symbol_hint(expression: Any) -> int:
+    """An int for one of Inductor's size expressions."""
+    from torch._inductor.virtualized import V
+
+    sizes = V.graph.sizevars
+    hint = getattr(sizes, "optimization_hint", None) or sizes.size_hint
+    return int(hint(expression, fallback=1))
+
+
+def buffer_layout(name: str) -> tuple[int, int] | None:
+    """(elements, bytes of an element) of a buffer or input of the graph being lowered; None if it has no size."""
+    from torch._inductor.virtualized import V
+
+    graph = V.graph
+    buffer = graph.name_to_buffer.get(name) or graph.graph_inputs.get(name)
+    return _ir_layout(buffer)
+
+
+def extern_inputs(node: Any) -> list[int]:
+    """Bytes of each distinct input of an extern kernel, as the view that is passed."""
+    found: dict[tuple[Any, ...], int] = {}
+
+    def visit(value: Any) -> None:
+        if isinstance(value, (list, tuple)):
+            for item in value:
+                visit(item)
+            return
+        layout = _ir_layout(value)
+        if layout is not None:
+            offset = str(getattr(getattr(value, "layout", None), "offset", 0))
+            found[value.get_name(), offset, layout] = layout[0] * layout[1]
+
+    visit(list(node.inputs))
+    return list(found.values())
+
+
+def _ir_layout(buffer: Any) -> tuple[int, int] | None:
+    import math
+
+    if buffer is None or not hasattr(buffer, "get_size"):
+        return None
+    try:
+        sizes, dtype = buffer.get_size(), buffer.get_dtype()
+    except (NotImplementedError, AttributeError, AssertionError):
+        return None  # a buffer without a layout of its own, such as the tuple of a multi-output kernel
+    return math.prod(symbol_hint(size) for size in sizes), dtype.itemsize

@@ -84,7 +84,7 @@ def _identity_only(kind: str, uuid: str) -> str:
     return f"{kind}:{uuid}"
 
 
-class OptPassJointPass(_Hook, compat.CustomGraphPass):  # type: ignore[misc]
+class OptPassJointPass(_Hook, compat.CustomGraphPass):
     """`joint_custom_post_pass`: the joint stage of the pipeline."""
 
     def __init__(self, hooks: Hooks, users: tuple[Any, ...]) -> None:
@@ -101,7 +101,7 @@ class OptPassJointPass(_Hook, compat.CustomGraphPass):  # type: ignore[misc]
             self._hooks.on_inference(module.graph)
 
 
-class OptPassPartitioner(_Hook, compat.CustomPartitionerFn):  # type: ignore[misc]
+class OptPassPartitioner(_Hook, compat.CustomPartitionerFn):
     """`custom_partitioner_fn`: the partitioner in force, with our look at its result."""
 
     def __init__(self, hooks: Hooks, user: Any) -> None:

@@ -67,7 +67,7 @@ def run_pass(item: Pass, gm: fx.GraphModule, ctx: PassContext) -> tuple[PassReco
             snapshot.check(gm, before, key)
             gm.recompile()
         record.applied, record.declined, product = result.applied, result.declined, result.product
-    except Exception as error:  # noqa: BLE001  # whatever a pass does, the user's run goes on with the old graph
+    except Exception as error:  # whatever a pass does, the user's run goes on with the old graph
         if before is not None:
             snapshot.restore(gm, before)
         record.error = _one_line(error)

@@ -223,7 +223,7 @@ def _judge(rows: Sequence[Row], *, complete: bool) -> tuple[bool | None, str]:
     """True when the interval's upper bound is within the goal, False when its lower bound is beyond, else None."""
     mean = next(row for row in rows if row.group == SUMMARY and row.case == "optpass")
     programs = len({row.group for row in rows} - {SUMMARY})
-    text = f"geometric mean over {programs} programs {mean.ratio:.3f}"
+    text = f"geometric mean of the ratios ({programs} measured) {mean.ratio:.3f}"
     if mean.ratio_ci is None:
         return None, f"{text}, too few rounds for an interval; goal {GOAL}"
     low, high = mean.ratio_ci

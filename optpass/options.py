@@ -166,7 +166,16 @@ def _parse(key: str, text: str, where: str) -> Any:
     kinds = typing.get_args(annotation) if typing.get_origin(annotation) in (typing.Union, types.UnionType) else ()
     origin = typing.get_origin(annotation) or annotation
     if origin is bool:
-        words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+        words = {
+            "1": True,
+            "true": True,
+            "yes": True,
+            "on": True,
+            "0": False,
+            "false": False,
+            "no": False,
+            "off": False,
+        }
         if text.strip().lower() not in words:
             raise ConfigError(f"{where}: {key}={text!r} is not a boolean; write 1 or 0")
         return words[text.strip().lower()]
@@ -176,7 +185,9 @@ def _parse(key: str, text: str, where: str) -> Any:
         try:
             return tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
-            raise ConfigError(f"{where}: {key}={text!r} is not an inline table; write {{ max_autotune = true }}") from None
+            raise ConfigError(
+                f"{where}: {key}={text!r} is not an inline table; write {{ max_autotune = true }}"
+            ) from None
     if type(None) in kinds and text.strip().lower() in ("", "none"):
         return None
     return text
@@ -193,7 +204,9 @@ def _validate(merged: dict[str, Any], origin: Mapping[str, str]) -> Options:
         key = str(first["loc"][0]) if first["loc"] else "?"
         value = merged.get(key)
         want = _wanted(key)
-        raise ConfigError(f"{origin.get(key, 'options')}: {key}={value!r} ({type(value).__name__}) is not {want}") from None
+        raise ConfigError(
+            f"{origin.get(key, 'options')}: {key}={value!r} ({type(value).__name__}) is not {want}"
+        ) from None
 
 
 def _wanted(key: str) -> str:

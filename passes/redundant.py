@@ -29,7 +29,8 @@ from optpass.report.model import Site
 #: Ops that return a view or their input and are transparent to autograd. `detach`, `conj` and `data` are not here.
 VIEW_OPS = frozenset(
     "contiguous expand expand_as flatten movedim moveaxis mT narrow permute ravel reshape reshape_as squeeze "
-    "swapaxes swapdims T t to transpose type_as unflatten unsqueeze view view_as float half bfloat16 double type".split()
+    "swapaxes swapdims T t to transpose type_as unflatten unsqueeze view view_as "
+    "float half bfloat16 double type".split()
 )
 #: Casts by method; `to` and `type` take the dtype as an argument. All are read off the metadata, not the name.
 CAST_OPS = frozenset("to type type_as float half bfloat16 double".split())

@@ -9,12 +9,13 @@ import os
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 from torch import fx
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+?)\s*$', re.MULTILINE)
-_TORCH_DIR = os.path.dirname(torch.__file__) + os.sep
+_TORCH_DIR = str(Path(torch.__file__).parent) + os.sep
 _ATTRIBUTE = re.compile(r"_(?:modules|parameters|buffers)\['([^']*)'\]")
 _INDEX = re.compile(r"\[['\"]?([^'\"\]]*)['\"]?\]")
 
@@ -28,7 +29,7 @@ class Source:
     module: str | None = None
 
     def __str__(self) -> str:
-        place = f"{os.path.basename(self.file)}:{self.line}" if self.file else "unknown line"
+        place = f"{Path(self.file).name}:{self.line}" if self.file else "unknown line"
         return f"{self.module} ({place})" if self.module else place
 
 

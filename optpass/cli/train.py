@@ -69,8 +69,9 @@ def train(
             outcome = execute(prepared, on_step)
     except ReportError:
         raise
-    except (OptPassError, KeyboardInterrupt):
-        typer.echo(f"what the run reached is in {prepared.folder / 'report.json'}", err=True)
+    except (OptPassError, KeyboardInterrupt) as error:
+        ended = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped"
+        typer.echo(f"{ended}; what the run reached is in {prepared.folder / 'report.json'}", err=True)
         raise
     _finish(console, prepared, outcome, json, html)
     if outcome.holds(job.config.compare_tolerance) is False:

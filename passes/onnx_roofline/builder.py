@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from optpass.passes.onnx_roofline.cost import combine, cost_of
 from optpass.passes.onnx_roofline.value import DtypeMap, Size, Value
 
 #: Overloads tried in this order for an op named without one.
@@ -37,6 +38,10 @@ def meta_of(node: fx.Node) -> torch.Tensor:
     return value
 
 
+def opaque(*inputs: object) -> None:
+    """Target of a kernel that is no ATen op: an op without a rule, or several calls collapsed. Never called."""
+
+
 class Builder:
     """Collects nodes; `owner` maps each call to the index of its ONNX op."""
 
@@ -45,6 +50,7 @@ class Builder:
         self.dtypes = dtypes
         self.owner: dict[fx.Node, int] = {}
         self.current = -1
+        self.mine: list[fx.Node] = []
         self.where: dict[str, Any] = {}
 
     def call(self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> fx.Node:
@@ -53,7 +59,12 @@ class Builder:
         node.meta.update(self.where)
         node.meta["val"] = out
         self.owner[node] = self.current
+        self.mine.append(node)
         return node
+
+    def begin(self, index: int, where: dict[str, Any]) -> None:
+        """From here on calls belong to ONNX op `index`; `where` is FX metadata that names its source."""
+        self.current, self.where, self.mine = index, where, []
 
     def emit(self, name: str, *args: Any, out: object, **kwargs: Any) -> fx.Node:
         """A call of the ATen op `name`."""
@@ -77,6 +88,16 @@ class Builder:
                 value.node = self.graph.create_node("placeholder", "v", ())
                 value.node.meta["val"] = meta
         return value.node
+
+    def collapse(self, out: object) -> fx.Node:
+        """All calls of the current op so far as one kernel that costs as much as they; their temporaries stay inside."""
+        inside, self.mine = self.mine, []
+        outside = [a for node in inside for a in node.all_input_nodes if self.owner.get(a) != self.current]
+        cost = combine([cost_of(node) for node in inside])
+        self.erase(inside)
+        kernel = self.call(opaque, tuple(dict.fromkeys(outside)), {}, out)
+        kernel.meta["cost"] = cost
+        return kernel
 
     def erase(self, nodes: list[fx.Node]) -> None:
         """Take back calls, latest first; they must have no users outside the list."""

@@ -1,4 +1,4 @@
-"""The roofline pass: from the graphs that the inner compiler lowers to a `Program`. Pricing it is `price`'s business."""
+"""The roofline pass: from the graphs that the inner compiler lowers to a `Program`. `price` gives it times."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ class Roofline(Pass):
         return cls()
 
     def run(self, gm: fx.GraphModule, ctx: PassContext) -> PassResult:
-        return PassResult(product=program_of(ctx.aten))
+        return PassResult(product=program_of(ctx.aten, on_cpu=ctx.device().kind == "cpu"))
 
 
-def program_of(graphs: Sequence[AtenGraph], hint: Callable[[Any], int] | None = None) -> Program:
+def program_of(
+    graphs: Sequence[AtenGraph], *, on_cpu: bool | None = None, hint: Callable[[Any], int] | None = None
+) -> Program:
     """The ops and kernels of a forward graph, or of a forward and a backward graph.
 
     Args:
         graphs: as partitioned, in execution order.
+        on_cpu: whether Inductor's C++ backend lowers them, rather than Triton; default: by the graphs' tensors.
         hint: int for a symbolic size; default the symbol's own hint.
     """
     program = Program()
@@ -50,18 +53,15 @@ def program_of(graphs: Sequence[AtenGraph], hint: Callable[[Any], int] | None = 
             if info.cost is None:
                 program.unknown[info.target] += 1
         offset = len(program.groups)
-        groups = kernels_of(extractor, indices, program.ops, _on_cpu(aten.graph))
+        groups = kernels_of(extractor, indices, program.ops, _on_cpu(aten.graph) if on_cpu is None else on_cpu)
         for group in groups:
             group.index += offset
         for info in program.ops[first:]:
             info.group = None if info.group is None else info.group + offset
         program.groups.extend(groups)
-        program.working_set += sum(
-            t.nbytes for n in aten.graph.nodes if n.op in ("placeholder", "get_attr") for t in tensors(extractor.values[n])
-        )
+        given = (n for n in aten.graph.nodes if n.op in ("placeholder", "get_attr"))
+        program.working_set += sum(t.nbytes for n in given for t in tensors(extractor.values[n]))
     return program
-
-
 
 
 def _hint(value: Any) -> int:

@@ -103,9 +103,8 @@ class Lowering:
         if not source or not shapes:
             self.values[node] = []
         elif isinstance(self.x.values[node], tuple):
-            self.values[node] = [
-                source[0].through(functools.partial(_part, op.name, arguments[1:], i, shapes)) for i in range(len(shapes))
-            ]
+            parts = [functools.partial(_part, op.name, arguments[1:], i, shapes) for i in range(len(shapes))]
+            self.values[node] = [source[0].through(part) for part in parts]
         else:
             self.values[node] = [source[0].through(functools.partial(_seen, op.name, arguments[1:], shapes[0]))]
 
@@ -124,9 +123,8 @@ class Lowering:
                     reads[read.buffer, seen] = Read(read.buffer, seen, read.itemsize)
                 members.extend(value.storage.ops)
                 heavy = heavy or (value.storage.heavy and value.storage.buffer is None)
-        storage = Storage(
-            shape, shapes[0].element_size(), tuple(reads.values()), (*dict.fromkeys((*members, self.index[node])),), heavy
-        )
+        expression = tuple(dict.fromkeys((*members, self.index[node])))
+        storage = Storage(shape, shapes[0].element_size(), tuple(reads.values()), expression, heavy)
         self.values[node] = [Value(storage) for _ in shapes]
         if op.mutates is not None:
             self.outputs.add(self._store(storage))
@@ -165,10 +163,9 @@ class Lowering:
 
     def _extern(self, node: fx.Node, op: LoweredOp) -> None:
         reads: dict[tuple[int, tuple[object, ...]], int] = {}
-        for position, argument in enumerate(node.all_input_nodes):
+        for argument in node.all_input_nodes:
             for value in self.values.get(argument, ()):
-                value = self._as_input(value, op, position)  # noqa: PLW2901
-                for read in value.reads():
+                for read in self._as_input(value, op).reads():
                     reads[read.buffer, read.map.key()] = min(read.bytes, self.size[read.buffer])
         shapes = self._shapes(node)
         if op.mutates is not None:
@@ -182,7 +179,7 @@ class Lowering:
             self._write(kernel, storage)
             self.values[node].append(Value(storage))
 
-    def _as_input(self, value: Value, op: LoweredOp, position: int) -> Value:
+    def _as_input(self, value: Value, op: LoweredOp) -> Value:
         """`value` in memory, in a layout that the library kernel takes."""
         wants = self._channels_last and op.name in ("convolution", "convolution_backward")
         rank = len(value.storage.shape)
@@ -210,7 +207,9 @@ class Lowering:
             return channels_last(result.shape)
         return _without_ones(result.shape, result.strides) if result.strides else contiguous(result.shape)
 
-    def _scatter(self, node: fx.Node, op: LoweredOp, reads: dict[tuple[int, tuple[object, ...]], int], out: Shape) -> None:
+    def _scatter(
+        self, node: fx.Node, op: LoweredOp, reads: dict[tuple[int, tuple[object, ...]], int], out: Shape
+    ) -> None:
         """A scatter writes into a copy of its first argument: one kernel makes the copy, another scatters into it."""
         first = self.values.get(node.all_input_nodes[0], []) if op.copies_first else []
         base = {r.buffer for v in first for r in v.reads()}
@@ -288,8 +287,7 @@ def _broadcast(map: IndexMap, shape: Sequence[int]) -> IndexMap:
         return map.broadcast(shape)
     if len(map.shape) == len(shape):
         return map
-    flat = map.gathered((*(1 for _ in shape[1:]), map.elements()) if shape else ())
-    return flat
+    return map.gathered((*(1 for _ in shape[1:]), map.elements()) if shape else ())
 
 
 def _gathered(map: IndexMap, shape: tuple[int, ...], op: LoweredOp) -> IndexMap:

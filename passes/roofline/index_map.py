@@ -60,8 +60,8 @@ class IndexMap:
     def selected(self, dim: int, index: int) -> IndexMap:
         """Element `index` of `dim`; the dimension goes."""
         offset = self.offset + index * self.strides[dim]
-        drop = lambda values: tuple(v for d, v in enumerate(values) if d != dim)  # noqa: E731
-        return IndexMap(drop(self.shape), drop(self.strides), offset, self.opaque)
+        shape = (*self.shape[:dim], *self.shape[dim + 1 :])
+        return IndexMap(shape, (*self.strides[:dim], *self.strides[dim + 1 :]), offset, self.opaque)
 
     def reshaped(self, shape: Sequence[int]) -> IndexMap:
         """The same elements in row-major order under another shape; opaque where strides cannot say it."""
@@ -95,9 +95,7 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def merge_dims(
-    shape: Sequence[int], maps: Sequence[Sequence[int]]
-) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+def merge_dims(shape: Sequence[int], maps: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
     """Merge neighbouring dimensions that every map runs through without a gap (`scheduler.simplify_loops`)."""
     sizes: list[int] = []
     merged: list[list[int]] = [[] for _ in maps]

@@ -21,5 +21,5 @@ def pick_order(strides: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[i
             return -1 if a_first > b_first else 1
         return (b > a) - (b < a)
 
-    innermost_first = sorted(reversed(range(len(sizes))), key=functools.cmp_to_key(compare))
+    innermost_first = sorted(range(len(sizes) - 1, -1, -1), key=functools.cmp_to_key(compare))
     return list(reversed(innermost_first))

@@ -54,7 +54,9 @@ _CONSTANT = frozenset(
     "full iota arange scalar_tensor zeros ones empty full_like zeros_like ones_like empty_like new_empty new_full "
     "new_zeros new_ones inductor_seeds inductor_lookup_seed sym_size sym_numel empty_strided eye rngprims".split()
 )
-_GATHER = frozenset("embedding gather index index_select take take_along_dim _unsafe_index _unsafe_masked_index".split())
+_GATHER = frozenset(
+    "embedding gather index index_select take take_along_dim _unsafe_index _unsafe_masked_index".split()
+)
 _SCATTER = frozenset(
     "index_put index_put_ scatter scatter_add scatter_reduce index_add index_copy _unsafe_index_put slice_scatter "
     "select_scatter as_strided_scatter _unsafe_masked_index_put_accumulate embedding_dense_backward".split()
@@ -116,7 +118,7 @@ def _row_dims(node: fx.Node, x: Extractor, name: str) -> int:
     if name == "embedding":
         return source.dim() - 1
     if name == "index_select":
-        return max(0, source.dim() - 1 - int(node.args[1] % source.dim()))  # type: ignore[operator, arg-type]
+        return max(0, source.dim() - 1 - int(node.args[1] % source.dim()))  # type: ignore[operator]
     indices = node.args[1] if len(node.args) > 1 else ()
     used = len(indices) if isinstance(indices, (list, tuple)) else 1
     return max(0, source.dim() - used)

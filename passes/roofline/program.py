@@ -1,4 +1,4 @@
-"""What the roofline knows of a graph before a device is named: ops with FLOPs and bytes, and the kernels they fuse into.
+"""What the roofline knows of a graph before a device is named: ops with FLOPs and bytes, and their fused kernels.
 
 Plain data, small enough to keep for every graph of a process. `extract` and `fusion` make it, `price` reads it.
 """

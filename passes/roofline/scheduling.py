@@ -207,7 +207,7 @@ class Merger:
         one, two = self.kernels[a], self.kernels.pop(b)
         if fit == 2:
             one.stacked = max(one.stacked, two.stacked) or min(len(one.outer), len(two.outer))
-        if two.inner and not one.inner or (not one.inner and len(two.outer) > len(one.outer)):
+        if not one.inner and (two.inner or len(two.outer) > len(one.outer)):
             one.outer, one.inner, one.shape, one.role = two.outer, two.inner, two.shape, two.role
         one.ops = [*dict.fromkeys((*one.ops, *two.ops))]
         for key, size in two.reads.items():
@@ -233,7 +233,7 @@ class Merger:
     # ---- result -----------------------------------------------------------------------------------------------
 
     def _groups(self, infos: Sequence[OpInfo], phase: Phase) -> list[GroupInfo]:
-        groups = []
+        groups: list[GroupInfo] = []
         for number, kernel in sorted(self.kernels.items(), key=lambda item: item[1].last):
             writes = sum(
                 size for buffer, (_, size) in kernel.writes.items()
@@ -246,9 +246,16 @@ class Merger:
             elements = kernel.outer_count * kernel.inner_count
             groups.append(
                 GroupInfo(
-                    index, phase, self._kind(kernel, infos), kernel.ops, self._read_bytes(kernel), writes,
-                    elements, kernel.inner_count, kernel.strided,
-                )  # fmt: skip
+                    index=index,
+                    phase=phase,
+                    kind=self._kind(kernel, infos),
+                    ops=kernel.ops,
+                    reads=self._read_bytes(kernel),
+                    writes=writes,
+                    elements=elements,
+                    inner=kernel.inner_count,
+                    strided=kernel.strided,
+                )
             )
         return groups
 

@@ -65,8 +65,8 @@ def _expand(m: IndexMap, _: Sequence[Any], out: Sequence[int]) -> IndexMap:
 
 def _unsqueeze(m: IndexMap, args: Sequence[Any], _: Sequence[int]) -> IndexMap:
     dim = args[0] % (len(m.shape) + 1)
-    insert = lambda values, v: (*values[:dim], v, *values[dim:])  # noqa: E731
-    return IndexMap(insert(m.shape, 1), insert(m.strides, 0), m.offset, m.opaque)
+    shape = (*m.shape[:dim], 1, *m.shape[dim:])
+    return IndexMap(shape, (*m.strides[:dim], 0, *m.strides[dim:]), m.offset, m.opaque)
 
 
 def _slice(m: IndexMap, args: Sequence[Any], out: Sequence[int]) -> IndexMap:

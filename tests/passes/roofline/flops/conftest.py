@@ -105,7 +105,9 @@ def trace_module() -> Callable[..., Traced]:
             tensors = [x for x in pytree.tree_leaves(out) if torch.is_tensor(x) and x.is_floating_point()]
             if not train or not leaves:
                 return tensors
-            return torch.autograd.grad(sum(x.sum() for x in tensors), list(leaves.values()), allow_unused=True)
+            return torch.autograd.grad(
+                torch.stack([x.sum() for x in tensors]).sum(), list(leaves.values()), allow_unused=True
+            )
 
         return _trace(joint, *state, *inputs, decompositions=decompositions)
 

@@ -52,7 +52,7 @@ def test_gqa_counts_query_heads() -> None:
 def test_gqa_traced(trace: Any) -> None:
     """Where make_fx repeats the key heads first, the products stay the same."""
     q, k, v = rand(B, H, S, D), rand(B, 2, S, D), rand(B, 2, S, D)
-    traced = trace(lambda *a: F.scaled_dot_product_attention(*a, enable_gqa=True), q, k, v)
+    traced = trace(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), q, k, v)
     assert not traced.unknown
     assert sum(c.flops for c in traced.of("attention") + traced.of("matmul")) == FULL
 

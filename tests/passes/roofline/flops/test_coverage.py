@@ -56,7 +56,7 @@ def _classes(y: torch.Tensor) -> torch.Tensor:
 
 FLAT = rand(6, 8)
 ACTIVATIONS = """ReLU ReLU6 GELU SiLU Mish ELU CELU SELU Sigmoid Tanh Hardswish Hardsigmoid Hardtanh Hardshrink
-Softshrink Softplus Softsign LogSigmoid LeakyReLU RReLU Tanhshrink PReLU""".split()  # noqa: SIM905
+Softshrink Softplus Softsign LogSigmoid LeakyReLU RReLU Tanhshrink PReLU""".split()
 
 LAYERS: dict[str, tuple[nn.Module, tuple[Any, ...]]] = {
     **{f"{name}": (nn.Sequential(nn.Linear(8, 8), getattr(nn, name)()), (FLAT,)) for name in ACTIVATIONS},
@@ -333,7 +333,7 @@ def test_optimiser_steps() -> None:
     meta = [torch.empty(s, device="meta") for s in ((10, 4), (7,))]
     n = 47
     adam = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "amsgrad": False, "maximize": False}
-    lists = (meta, meta, meta, meta, [], meta)
+    lists: tuple[Any, ...] = (meta, meta, meta, meta, [], meta)
     # m 3, v 4, sqrt, divide, add, divide, multiply, subtract 6; decay 2
     cost = op_cost(torch.ops.aten._fused_adamw_.default, lists, adam | {"weight_decay": 0.01}, None)
     assert cost is not None and (cost.flops, cost.transcendental) == (15 * n, n)

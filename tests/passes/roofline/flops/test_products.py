@@ -388,7 +388,21 @@ def test_fused_lstm_cell_backward() -> None:
 
 def test_onednn_lstm_layer_and_backward() -> None:
     weights = [meta(4 * H, W), meta(4 * H, H), meta(4 * H), meta(4 * H)]
-    args = (meta(T, B, W), *weights, meta(1, B, H), meta(1, B, H), False, [], 2, H, 1, True, False, False, True)
+    args: tuple[Any, ...] = (
+        meta(T, B, W),
+        *weights,
+        meta(1, B, H),
+        meta(1, B, H),
+        False,
+        [],
+        2,
+        H,
+        1,
+        True,
+        False,
+        False,
+        True,
+    )
     cost = op_cost(aten.mkldnn_rnn_layer.default, args, {}, (meta(T, B, H), meta(1, B, H), meta(1, B, H), meta(1)))
     products = 2 * T * B * 4 * H * (W + H)
     assert cost is not None and cost.flops == products + 22 * T * B * H
@@ -419,7 +433,7 @@ def test_cudnn_rnn_with_projection() -> None:
     """proj_size P: hidden-to-hidden takes P, and each step projects H to P."""
     p = 3
     weights = [meta(4 * H, W), meta(4 * H, p), meta(4 * H), meta(4 * H), meta(p, H)]
-    args = (
+    args: tuple[Any, ...] = (
         meta(T, B, W),
         weights,
         5,

@@ -1,0 +1,206 @@
+"""The calibration of this machine's processor: measured once, kept in the user's cache folder, attached to a spec.
+
+The probes are in `calibration_probes` and `calibration_compiled`, what they found in `calibration_data`, its use in
+`cpu_model`. Nothing here runs while a model is being compiled: measuring takes seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from optpass.passes.devices import DeviceSpec
+from optpass.passes.devices.dtypes import DTYPES
+from optpass.passes.roofline import calibration_compiled as loops
+from optpass.passes.roofline import calibration_probes as probes
+from optpass.passes.roofline.calibration_clock import Budget
+from optpass.passes.roofline.calibration_data import VERSION, CpuCalibration, GemmFit, fit_gemm
+
+__all__ = ["CpuCalibration", "cached_spec", "calibrated_spec", "measure", "spec_of"]
+
+log = logging.getLogger(__name__)
+
+Report = Callable[[float, str], None]
+
+#: Least seconds of a parallel loop's entry that can be told from noise.
+_LEAST_REGION_S = 1e-7
+
+
+def calibrated_spec(progress: Report | None = None, force: bool = False) -> DeviceSpec:
+    """This machine's processor as it was measured; measures (10 to 20 s) and caches where that was not done yet.
+
+    Args:
+        progress: told the fraction done, 0 to 1, and what is measured next.
+        force: measure even where a cached calibration exists.
+    """
+    found = None if force else _cached(_path(), _identity())
+    if found is None:
+        found = measure(progress)
+        _remember(found)
+    return spec_of(found)
+
+
+def cached_spec() -> DeviceSpec | None:
+    """This machine's processor as it was measured before under this torch and thread count; None where it was not."""
+    found = _cached(_path(), _identity())
+    return None if found is None else spec_of(found)
+
+
+def measure(progress: Report | None = None) -> CpuCalibration:
+    """Measure this processor now, with torch's present number of threads; nothing is cached.
+
+    The caller's random state and grad mode are left as they were.
+    """
+    tell = progress or (lambda fraction, label: None)
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.no_grad():
+        torch.manual_seed(0)
+        return _measure(tell)
+
+
+def _measure(tell: Report) -> CpuCalibration:
+    budget = Budget()
+    tell(0.0, "copy bandwidth")
+    bandwidth = probes.copy_bandwidth(budget)
+    fault_s = probes.fresh_seconds(bandwidth)
+    gemm: dict[str, GemmFit] = {}
+    for step, dtype in enumerate(("float32", *probes.OTHER_DTYPES, "int8")):
+        tell(0.08 + 0.04 * step, f"{dtype} matrix products")
+        samples = probes.products(dtype, budget)
+        if samples:
+            gemm[dtype] = fit_gemm(samples, bandwidth, gemm.get("float32"))
+    tell(0.3, "convolutions")
+    conv = fit_gemm(probes.convolutions(budget), bandwidth)
+    ratios = [2.0 * forward / backward for forward, backward in probes.convolution_gradients(budget)]
+    tell(0.36, "attention")
+    attention = probes.attention(budget)
+    tell(0.4, "kernel calls")
+    kernel_s, graph_s = loops.call_seconds(budget)
+    tell(0.6, "compiled loops")
+    element_s, idle, compiled = loops.element_seconds(budget)
+    threads = torch.get_num_threads()
+    # The idle call enters one parallel region per loop; what it takes beyond a plain call is theirs.
+    region = (idle - graph_s - 2 * kernel_s) / len(loops.CLASSES) if compiled and threads > 1 else 0.0
+    tell(1.0, "done")
+    cpu, cores = _processor()
+    return CpuCalibration(
+        cpu=cpu, cores=cores, threads=threads, torch=str(torch.__version__), gemm=gemm, conv=conv,
+        conv_backward=sum(ratios) / len(ratios), attention=attention, bandwidth=bandwidth, element_s=element_s,
+        kernel_s=kernel_s, graph_s=graph_s, region_s=max(_LEAST_REGION_S, region) if threads > 1 else 0.0,
+        fault_s=fault_s, compiled=compiled,
+    )  # fmt: skip
+
+
+def spec_of(calibration: CpuCalibration) -> DeviceSpec:
+    """The device that a calibration describes: its peaks are the rates of large products, its bandwidth a large copy's."""
+    source = f"measured on this machine: {calibration.threads} threads, torch {calibration.torch}"
+    peaks = {dtype: fit.peak for dtype, fit in calibration.gemm.items() if dtype in DTYPES}
+    figures = [*(f"{kind}.{dtype}" for kind in ("peak_flops", "efficiency") for dtype in peaks)]
+    figures += ["bandwidth", "bandwidth_efficiency", "launch_s", "memory_bytes"]
+    memory = _memory_bytes()
+    return DeviceSpec(
+        key="cpu", name=calibration.cpu, kind="cpu", peak_flops=peaks, efficiency=dict.fromkeys(peaks, 1.0),
+        bandwidth=calibration.bandwidth.values[-1], bandwidth_efficiency=1.0, memory_bytes=memory, sm_count=None,
+        l2_bytes=None, launch_s=calibration.kernel_s, nvlink_bytes_per_s=None, pcie_bytes_per_s=None,
+        capability=None, sources={f: source for f in figures if f != "memory_bytes" or memory}, cpu=calibration,
+    )  # fmt: skip
+
+
+# ---- the cache ------------------------------------------------------------------------------------------------------
+
+#: Calibrations of this process, by file: serves where the cache folder cannot be written. Filled by `_remember` alone.
+_in_memory: dict[Path, CpuCalibration] = {}
+
+
+def _remember(found: CpuCalibration) -> None:
+    """Keep a calibration for this process, and in the cache folder where that can be written."""
+    path = _path()
+    _in_memory[path] = found
+    try:
+        _write(path, found.to_json())
+    except OSError as error:
+        log.warning("the CPU calibration is kept for this process only: cannot write %s: %s", path, error.strerror or error)
+    _read.cache_clear()
+
+
+def _cached(path: Path, identity: Mapping[str, object]) -> CpuCalibration | None:
+    found = _in_memory.get(path)
+    if found is None:
+        found = _read(path)
+    if found is None or any(getattr(found, name) != value for name, value in identity.items()):
+        return None
+    return found
+
+
+@functools.lru_cache(maxsize=8)
+def _read(path: Path) -> CpuCalibration | None:
+    """The calibration in a file; None where there is none, or none that this version can read."""
+    try:
+        return CpuCalibration.from_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        log.info("the CPU calibration in %s is not used: %s", path, error)
+        return None
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _path() -> Path:
+    """The file for this processor, torch and thread count."""
+    key = json.dumps([VERSION, *(str(v) for v in _identity().values())])
+    return _folder() / f"cpu-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
+
+def _folder() -> Path:
+    own = os.environ.get("OPTPASS_CACHE_DIR")
+    if own:
+        return Path(own).expanduser()
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared).expanduser() if shared else Path("~/.cache").expanduser()) / "optpass"
+
+
+def _identity() -> dict[str, object]:
+    """What a calibration holds for; named like the fields of `CpuCalibration`."""
+    cpu, cores = _processor()
+    return {"cpu": cpu, "cores": cores, "threads": torch.get_num_threads(), "torch": str(torch.__version__)}
+
+
+@functools.cache
+def _processor() -> tuple[str, int]:
+    """Model name and logical processors that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name" and value.strip():
+                return " ".join(value.split()), cores
+    return platform.processor() or platform.machine() or "unknown CPU", cores
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None

@@ -1,0 +1,149 @@
+"""Probes of library kernels: matrix products, convolutions, fused attention, copies, fresh memory.
+
+Inputs are random, never zeros: processors and libraries take short cuts on zeros. Nothing here interprets the figures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from optpass.passes.roofline.calibration_clock import Budget, fastest
+from optpass.passes.roofline.calibration_data import Curve, GemmSample
+
+MIB = 1 << 20
+
+#: (batch, M, N, K): squares, and shapes that are thin in one extent or two, as heads, embeddings and gradients are.
+FLOAT32_SHAPES = (
+    (1, 32, 32, 32), (1, 64, 64, 64), (1, 128, 128, 128), (1, 256, 256, 256), (1, 512, 512, 512), (1, 384, 1024, 512),
+    (1, 16, 512, 512), (1, 4, 512, 256), (1, 1, 512, 512), (1, 512, 1, 512), (1, 512, 16, 256), (1, 512, 33, 256),
+    (1, 512, 8, 128), (1, 256, 512, 16), (1, 200, 600, 200), (1, 200, 200, 800), (1, 64, 2048, 64),
+    (1, 1024, 64, 256), (8, 128, 128, 33), (8, 128, 33, 128), (16, 64, 64, 64), (64, 16, 16, 16), (32, 27, 27, 64),
+)  # fmt: skip
+#: For the other dtypes, whose loss at the edges starts from float32's.
+FEW_SHAPES = ((1, 64, 64, 64), (1, 256, 256, 256), (1, 512, 512, 512), (1, 16, 512, 512), (1, 256, 512, 32), (8, 128, 32, 128))
+INT8_SHAPES = ((1, 64, 64, 64), (1, 256, 256, 256), (1, 512, 512, 512), (1, 32, 512, 512))
+OTHER_DTYPES = ("bfloat16", "float16", "float64")
+
+#: (batch, C_in, H = W, C_out, taps per side, stride, groups)
+CONVOLUTIONS = (
+    (2, 32, 16, 32, 3, 1, 1), (2, 64, 32, 64, 3, 1, 1), (1, 128, 28, 128, 3, 1, 1), (2, 64, 28, 128, 1, 1, 1),
+    (2, 3, 64, 64, 7, 2, 1), (4, 3, 64, 128, 8, 8, 1), (1, 256, 8, 256, 3, 1, 1), (2, 16, 16, 16, 3, 1, 1),
+)  # fmt: skip
+BACKWARD_CONVOLUTIONS = CONVOLUTIONS[1:3]
+
+#: Bytes that a copy reads and writes; the largest are beyond most last-level caches.
+COPY_SIZES = (64 << 10, 256 << 10, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 192 * MIB)
+#: Batch, heads, length, width of a head.
+ATTENTION = (2, 4, 256, 64)
+_FRESH = 64 * MIB  # above the largest size that allocators keep for themselves (glibc: 32 MiB)
+
+
+def copy_bandwidth(budget: Budget) -> Curve:
+    """Bytes read and written per second by a copy, by the bytes that it touches."""
+    rates = []
+    for size in COPY_SIZES:
+        source = torch.rand(size // 8)
+        target = torch.empty_like(source)
+        rates.append(size / fastest(lambda s=source, t=target: t.copy_(s), budget))  # type: ignore[misc]
+    return Curve(tuple(float(s) for s in COPY_SIZES), tuple(rates))
+
+
+def fresh_seconds(bandwidth: Curve) -> float:
+    """Seconds per byte of the first touch of new memory, beyond the write itself; 0 where it cannot be told."""
+    count = _FRESH // 4
+    best = min(_once(lambda: torch.ones(count)) for _ in range(2))
+    return max(0.0, best - _FRESH / bandwidth.at(_FRESH)) / _FRESH
+
+
+def _once(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def products(dtype: str, budget: Budget) -> list[GemmSample]:
+    """Matrix products of a dtype; empty where this torch or this processor cannot do them."""
+    if dtype == "int8":
+        shapes, make = INT8_SHAPES, _integer_product
+    else:
+        shapes, make = (FLOAT32_SHAPES if dtype == "float32" else FEW_SHAPES), _product
+    kind: torch.dtype = getattr(torch, dtype)
+    found = []
+    for batch, m, n, k in shapes:
+        try:
+            seconds = fastest(make(kind, batch, m, n, k), budget)
+        except (RuntimeError, NotImplementedError, AttributeError):
+            return []  # no kernel for this dtype here
+        moved = batch * (m * k + k * n + m * n) * kind.itemsize
+        found.append(GemmSample(m, n, k, batch, moved, seconds))
+    return found
+
+
+def _product(kind: torch.dtype, batch: int, m: int, n: int, k: int) -> Callable[[], Any]:
+    if batch == 1:
+        a, b, out = torch.rand(m, k).to(kind), torch.rand(k, n).to(kind), torch.empty(m, n, dtype=kind)
+        return lambda: torch.mm(a, b, out=out)
+    a, b = torch.rand(batch, m, k).to(kind), torch.rand(batch, k, n).to(kind)
+    out = torch.empty(batch, m, n, dtype=kind)
+    return lambda: torch.bmm(a, b, out=out)
+
+
+def _integer_product(kind: torch.dtype, batch: int, m: int, n: int, k: int) -> Callable[[], Any]:
+    a, b = torch.randint(-128, 127, (m, k), dtype=kind), torch.randint(-128, 127, (k, n), dtype=kind)
+    product: Callable[[Tensor, Tensor], Tensor] = torch.ops.aten._int_mm.default
+    return lambda: product(a, b)
+
+
+def convolutions(budget: Budget) -> list[GemmSample]:
+    """Forward convolutions, in the channels-last layout that the inner compiler gives them, as products."""
+    found = []
+    for shape in CONVOLUTIONS:
+        x, weight, _, stride, groups = _convolution(shape)
+        seconds = fastest(lambda: F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2, groups=groups), budget)  # noqa: B023
+        out = F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2, groups=groups)
+        m, n, k = out.numel() // out.shape[1], out.shape[1] // groups, weight[0].numel()
+        moved = 4 * (x.numel() + weight.numel() + out.numel())
+        found.append(GemmSample(m, n, k, groups, moved, seconds))
+    return found
+
+
+def convolution_gradients(budget: Budget) -> list[tuple[float, float]]:
+    """(forward, both gradients) of some convolutions, in seconds; the gradients do twice the forward's arithmetic."""
+    found = []
+    for shape in BACKWARD_CONVOLUTIONS:
+        x, weight, out, stride, groups = _convolution(shape)
+        pad = weight.shape[-1] // 2
+        gradient = torch.rand_like(out)
+        gradients = torch.ops.aten.convolution_backward.default
+        args = (gradient, x, weight, [0], [stride] * 2, [pad] * 2, [1, 1], False, [0, 0], groups, [True, True, False])
+        forward = fastest(lambda: F.conv2d(x, weight, stride=stride, padding=pad, groups=groups), budget)  # noqa: B023
+        found.append((forward, fastest(lambda: gradients(*args), budget)))  # noqa: B023
+    return found
+
+
+def _convolution(shape: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor, int, int]:
+    batch, c_in, side, c_out, taps, stride, groups = shape
+    last = torch.channels_last
+    x = torch.rand(batch, c_in, side, side).to(memory_format=last)
+    weight = (torch.rand(c_out, c_in // groups, taps, taps) - 0.5).to(memory_format=last)
+    return x, weight, F.conv2d(x, weight, stride=stride, padding=taps // 2, groups=groups), stride, groups
+
+
+def attention(budget: Budget) -> dict[str, float]:
+    """FLOP/s of the fused attention kernel, forward and backward, by the conventions of `flops.attention`."""
+    batch, heads, length, width = ATTENTION
+    query, key, value = (torch.rand(batch, heads, length, width, requires_grad=True) for _ in range(3))
+    with torch.no_grad():
+        forward = fastest(lambda: F.scaled_dot_product_attention(query, key, value), budget)
+    with torch.enable_grad():
+        out = F.scaled_dot_product_attention(query, key, value)
+    gradient = torch.rand_like(out)
+    backward = fastest(lambda: torch.autograd.grad(out, (query, key, value), gradient, retain_graph=True), budget)
+    work = 4.0 * batch * heads * length * length * width
+    return {"forward": work / forward, "backward": 2.5 * work / backward}
