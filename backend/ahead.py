@@ -1,14 +1,17 @@
 """Ahead of time: the graphs of a model without running, compiling or allocating it.
 
 The module is copied into fake tensors and compiled with a backend that traces each graph to ATen and then answers
-with fake outputs, so that a model of several graphs (graph breaks) is captured whole.
+with fake outputs, so that a model of several graphs (graph breaks) is captured whole. `real=True` runs the model
+for real instead, for those whose Python depends on values.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +19,8 @@ import torch
 from torch import fx, nn
 
 from optpass.backend import capture, compat
+from optpass.backend.fake_copy import fake_copy
+from optpass.backend.trace_error import reason
 from optpass.errors import OptPassError, TraceError
 from optpass.passes.contract import AtenGraph
 
@@ -31,19 +36,34 @@ class Captured:
         graphs: its ATen graphs, forward and (training) backward.
         nodes: nodes of the Dynamo graph.
         seconds: time that tracing took.
+        ended_by: why Dynamo ended the graph here, with the line; "" where it is the last one.
+        linear: the linear partitioner split it (see `capture.MIN_CUT_NODES`).
     """
 
     graphs: tuple[AtenGraph, ...]
     nodes: int
     seconds: float
+    ended_by: str = ""
+    linear: bool = False
 
 
 @dataclass
 class Capture:
-    """All graphs of a model, in the order in which they were reached."""
+    """All graphs of a model, each once.
+
+    Attributes:
+        items: in the order in which they were first reached.
+        calls: indices into `items`, in the order in which one step runs them; a graph may run several times.
+        parameters: number of parameters.
+        dtype: dtype of most of them, e.g. 'bfloat16'; that of the inputs where there are none, '' for integers alone.
+        seconds: time that everything took.
+    """
 
     items: list[Captured] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
     parameters: int = 0
+    dtype: str = ""
+    seconds: float = 0.0
 
 
 def capture_model(
@@ -54,53 +74,116 @@ def capture_model(
     train: bool,
     loss: Callable[[Any], torch.Tensor] | None = None,
     fake: compat.FakeTensorMode | None = None,
+    dtype: torch.dtype | None = None,
+    real: bool = False,
 ) -> Capture:
     """Capture every graph of `model(*args, **kwargs)`.
 
     Args:
-        model: a module or a function, with real or fake parameters; it is not changed.
-        args, kwargs: inputs, real or fake.
-        train: also trace the backward.
+        model: a module or a function, with real, meta or fake parameters; it is not changed.
+        args, kwargs: inputs, real, meta or fake. Meta tensors are taken for CPU tensors.
+        train: also trace the backward; the copy of the module is put into training or evaluation mode accordingly.
         loss: reduces the output to a scalar inside the graph; without it the backward starts at the outputs.
         fake: the mode that the model was built in, if it was built under one.
+        dtype: what floating-point parameters, buffers and inputs are cast to.
+        real: run a copy of the model on its real tensors; for models that branch on values.
 
     Raises:
-        TraceError: the model raised, or something in it cannot be traced; says what.
+        TraceError: the model raised, or something in it cannot be traced; says what, and the user's line.
     """
+    start = time.perf_counter()
     mode = fake if fake is not None else compat.fake_mode_for_planning()
     result = Capture()
+    try:
+        with _no_collection(), contextlib.nullcontext() if real else mode:
+            inner, inputs, named = fake_copy(mode, model, args, dict(kwargs or {}), dtype, real=real)
+            if isinstance(inner, nn.Module) and inner.training != train:
+                inner.train(train)
+            result.parameters, result.dtype = _parameters(inner), _main_dtype(inner, (inputs, named))
+            _run(inner if loss is None else _with_loss(inner, loss), inputs, named, _backend(result, mode, real), train)
+    except OptPassError:
+        raise
+    except Exception as error:
+        raise TraceError(f"the model could not be traced: {reason(error)}") from error
+    finally:
+        compat.reset_dynamo()
+    if not result.items:
+        raise TraceError("no graph was captured: the model does no tensor work that torch.compile can see")
+    result.seconds = time.perf_counter() - start
+    return result
+
+
+def _run(
+    step: Callable[..., Any], inputs: tuple[Any, ...], named: dict[str, Any], backend: Callable[..., Any], train: bool
+) -> None:
+    with (
+        compat.quiet_dynamo(
+            allow_rnn=True,
+            suppress_errors=False,
+            capture_scalar_outputs=True,
+            recompile_limit=MAX_GRAPHS,
+            accumulated_recompile_limit=MAX_GRAPHS,
+        ),
+        torch.random.fork_rng(devices=[]),
+        torch.set_grad_enabled(train),
+    ):
+        compat.reset_dynamo()
+        torch.compile(step, backend=backend, dynamic=False)(*inputs, **named)
+
+
+def _backend(result: Capture, mode: compat.FakeTensorMode, real: bool) -> Callable[..., Any]:
+    """A Dynamo backend that files each graph in `result`, and each call of it."""
 
     def backend(gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         if len(result.items) >= MAX_GRAPHS:
             raise TraceError(f"more than {MAX_GRAPHS} graphs: the model breaks or recompiles on every step")
         start = time.perf_counter()
+        index = len(result.items)
         values = [n.meta.get("example_value") for n in gm.graph.nodes if n.op == "placeholder"]
-        nodes = len(gm.graph.nodes)
-        graphs = capture.trace(copy.deepcopy(gm), values)
-        result.items.append(Captured(graphs, nodes, time.perf_counter() - start))
-        return gm.forward
+        item = Captured((), len(gm.graph.nodes), 0.0, _end_of(gm))
+        item.graphs = capture.trace(copy.deepcopy(gm), values, on_linear=lambda: setattr(item, "linear", True))
+        item.seconds = time.perf_counter() - start
+        result.items.append(item)
+        answer = gm.forward if real else _fake_answer(gm)
 
-    step = model if loss is None else _with_loss(model, loss)
-    try:
-        with mode:
-            fake_model, fake_args, fake_kwargs = _fakes(mode, model, args, dict(kwargs or {}))
-            result.parameters = _parameters(fake_model)
-            step = fake_model if loss is None else _with_loss(fake_model, loss)
-            with (
-                compat.quiet_dynamo(allow_rnn=True, suppress_errors=False, capture_scalar_outputs=True),
-                torch.set_grad_enabled(train),
-            ):
-                compat.reset_dynamo()
-                torch.compile(step, backend=backend, dynamic=False)(*fake_args, **fake_kwargs)
-    except OptPassError:
-        raise
-    except Exception as error:
-        raise TraceError(f"the model could not be traced: {_reason(error)}") from error
-    finally:
-        compat.reset_dynamo()
-    if not result.items:
-        raise TraceError("no graph was captured: the model does no tensor work that torch.compile can see")
-    return result
+        def call(*args: Any) -> Any:
+            result.calls.append(index)
+            return answer(*args)
+
+        return call
+
+    return backend
+
+
+def _fake_answer(gm: fx.GraphModule) -> Callable[..., Any]:
+    """`gm` on fake tensors: its outputs' metadata is known, so that nothing has to run to answer.
+
+    A graph with outputs that are no plain tensors (scalars read from tensors, sparse ones) is run.
+    """
+    outputs = next(n for n in reversed(gm.graph.nodes) if n.op == "output").args[0]
+    if not isinstance(outputs, (tuple, list)) or not all(isinstance(a, fx.Node) for a in outputs):
+        return gm.forward
+    known = [a.meta.get("example_value") for a in outputs]
+    if not all(isinstance(v, torch.Tensor) and v.layout == torch.strided and _static(v) for v in known):
+        return gm.forward
+    position = {n: i for i, n in enumerate(n for n in gm.graph.nodes if n.op == "placeholder")}
+
+    def answer(*args: Any) -> tuple[Any, ...]:
+        return tuple(
+            args[position[a]] if a in position else _like(v) for a, v in zip(outputs, known, strict=True)
+        )  # fmt: skip
+
+    return answer
+
+
+def _static(value: torch.Tensor) -> bool:
+    return all(isinstance(size, int) for size in (*value.shape, *value.stride()))
+
+
+def _like(value: torch.Tensor) -> torch.Tensor:
+    """A new tensor of the same metadata, in the mode that is active."""
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return made.requires_grad_() if value.requires_grad and torch.is_grad_enabled() else made
 
 
 def _with_loss(model: Callable[..., Any], loss: Callable[[Any], torch.Tensor]) -> Callable[..., Any]:
@@ -110,31 +193,50 @@ def _with_loss(model: Callable[..., Any], loss: Callable[[Any], torch.Tensor]) -
     return step
 
 
-def _fakes(
-    mode: compat.FakeTensorMode, model: Any, args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Copies of model and inputs with every tensor fake; what is fake already is used as it is."""
-    tree = torch.utils._pytree.tree_map_only(
-        torch.Tensor, lambda t: t if isinstance(t, compat.FakeTensor) else mode.from_tensor(t, static_shapes=True),
-        (tuple(args), kwargs),
-    )  # fmt: skip
-    if isinstance(model, nn.Module) and any(not isinstance(p, compat.FakeTensor) for p in _tensors(model)):
-        with compat.FakeCopyMode(mode):
-            model = copy.deepcopy(model)
-    return model, tree[0], tree[1]
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without the cycle collector: tracing makes millions of objects that live, and looking at them again and again
+    takes a third of the time."""
+    was_enabled = gc.isenabled()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
 
 
-def _tensors(model: nn.Module) -> list[torch.Tensor]:
-    return [*model.parameters(), *model.buffers()]
+def _owner(model: Any) -> nn.Module | None:
+    """The module whose parameters count: the model, or the one that it is a method of."""
+    owner = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
+    return owner if isinstance(owner, nn.Module) else None
 
 
 def _parameters(model: Any) -> int:
-    return sum(p.numel() for p in model.parameters()) if isinstance(model, nn.Module) else 0
+    owner = _owner(model)
+    return sum(p.numel() for p in owner.parameters()) if owner is not None else 0
 
 
-def _reason(error: BaseException) -> str:
-    """The innermost cause's first line, with its kind."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+def _main_dtype(model: Any, inputs: Any) -> str:
+    owner = _owner(model)
+    pool: list[torch.Tensor] = list(owner.parameters()) if owner is not None else []
+    pool = pool or [t for t in torch.utils._pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
+    sizes: dict[torch.dtype, int] = {}
+    for tensor in pool:
+        if tensor.is_floating_point() or tensor.is_complex():
+            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.numel()
+    return str(max(sizes, key=lambda d: sizes[d])).removeprefix("torch.") if sizes else ""
+
+
+def _end_of(gm: fx.GraphModule) -> str:
+    """Why Dynamo ended the graph, and where; '' for the end of the function."""
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    if reason is None or not getattr(reason, "graph_break", True):
+        return ""
+    lines = [line.strip() for line in str(reason.reason).splitlines() if line.strip()]
+    said = next((line for line in lines if line.startswith("Explanation:")), lines[0] if lines else "graph break")
+    frames = list(getattr(reason, "user_stack", ()))
+    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return said.removeprefix("Explanation: ").rstrip(".") + place

@@ -63,18 +63,23 @@ class Source:
             return trace(gm, self.inputs)
 
 
-def trace(gm: fx.GraphModule, inputs: list[Any]) -> tuple[AtenGraph, ...]:
+def trace(
+    gm: fx.GraphModule, inputs: list[Any], on_linear: Callable[[], None] | None = None
+) -> tuple[AtenGraph, ...]:
     """Trace `gm` with Inductor's decompositions and partition it as Inductor would. Nothing is compiled.
 
     Args:
         gm: a Dynamo graph.
         inputs: fake (or real) tensors and symbols for its placeholders.
+        on_linear: called if the joint graph is so large that the linear partitioner splits it (`MIN_CUT_NODES`).
     """
     graphs: list[AtenGraph] = []
 
     def partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         _joint_passes(joint)
         small = len(joint.graph.nodes) <= MIN_CUT_NODES
+        if not small and on_linear is not None:
+            on_linear()
         split: Callable[..., Any] = compat.min_cut_partition if small else compat.default_partition
         forward, backward = split(joint, joint_inputs, **kwargs)
         graphs.append(AtenGraph("forward", forward.graph))

@@ -29,7 +29,7 @@ class KernelBytes:
 def recorded() -> Iterator[list[KernelBytes]]:
     """Collects the kernels of every graph that Inductor compiles inside the block. Not for several threads.
 
-    Caches must be off or cold: a graph that a cache answers has no schedule to read.
+    Inductor's caches are off meanwhile: a graph that a cache answers has no schedule to read.
     """
     scheduler = compat.scheduler_class()
     original = scheduler.codegen
@@ -45,7 +45,8 @@ def recorded() -> Iterator[list[KernelBytes]]:
 
     scheduler.codegen = codegen
     try:
-        yield found
+        with compat.inductor_config().patch(force_disable_caches=True):
+            yield found
     finally:
         scheduler.codegen = original
 

@@ -15,6 +15,7 @@ from optpass.errors import ConfigError, did_you_mean
 
 MODULES: Mapping[str, str] = {
     "compile_time": "optpass.bench.compile_time",
+    "fusion_bytes": "optpass.bench.fusion_bytes",
     "roofline": "optpass.bench.roofline",
 }
 

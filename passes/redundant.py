@@ -7,14 +7,12 @@ Two rules, both on the Dynamo graph, both proved from fake-tensor metadata and n
 - *cast*: `x.to(A).to(B)` with `x` of dtype `B` is `x` where every value of `B` is exact in `A`.
 
 What it saves: the two passes over memory of each cast pair, and nodes that autograd, the partitioner and the inner
-compiler would otherwise carry. It declines where removing the copy could be seen: an output, a mutation.
+compiler would otherwise carry. It declines where removing the copy could be seen (an output, a mutation) or felt
+(gradients that would be summed in the narrower dtype).
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
-import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,14 +21,15 @@ from torch import fx
 
 from optpass.options import Options
 from optpass.passes.contract import Pass, PassContext, PassResult, Stage
+from optpass.passes.effects import op_name, written
 from optpass.passes.source import locate
 from optpass.report.model import Site
 
-#: Ops that return a view or their input and are transparent to autograd. `detach`, `conj` and `data` are not here.
+#: Ops whose result shares its input's memory, at least where the metadata says so. `detach` and `conj` are links too:
+#: what they change (`requires_grad`, the conjugate bit) is compared.
 VIEW_OPS = frozenset(
-    "contiguous expand expand_as flatten movedim moveaxis mT narrow permute ravel reshape reshape_as squeeze "
-    "swapaxes swapdims T t to transpose type_as unflatten unsqueeze view view_as "
-    "float half bfloat16 double type".split()
+    "contiguous conj detach expand expand_as flatten movedim moveaxis mT narrow permute ravel reshape reshape_as squeeze "
+    "swapaxes swapdims T t to transpose type_as unflatten unsqueeze view view_as float half bfloat16 double type".split()
 )
 #: Casts by method; `to` and `type` take the dtype as an argument. All are read off the metadata, not the name.
 CAST_OPS = frozenset("to type type_as float half bfloat16 double".split())
@@ -75,93 +74,130 @@ class Redundant(Pass):
     def run(self, gm: fx.GraphModule, ctx: PassContext) -> PassResult:
         result = PassResult()
         hazards = _Hazards(gm.graph)
+        replaced: list[fx.Node] = []
         for node in list(gm.graph.nodes):
             if not node.users or _tensor(node) is None:
                 continue
-            found = (self._config.layout and _layout_origin(node)) or (self._config.cast and _cast_origin(node))
-            if not found:
+            trip = (_layout_trip(node) if self._config.layout else None) or (
+                _cast_trip(node) if self._config.cast else None
+            )
+            if trip is None:
                 continue
-            origin, kind = found
-            site = _site(node, origin, kind)
-            blocked = hazards.against(node, origin, kind)
+            blocked = trip.blocked or hazards.against(trip)
+            site = _site(trip)
             if blocked:
                 result.declined.append(site.model_copy(update={"reason": blocked, "after": "", "cost": {}}))
                 continue
-            node.replace_all_uses_with(origin)
+            node.replace_all_uses_with(trip.origin)
+            replaced.append(node)
             result.applied.append(site)
-        if result.applied:
-            result.changed = True
-            _erase_dead(gm.graph, {s.node for s in result.applied})
+        result.changed = bool(replaced)
+        for node in reversed(replaced):
+            _erase_dead(gm.graph, node)
         return result
 
 
-def _op_name(node: fx.Node) -> str:
-    if node.op == "call_method":
-        return str(node.target)
-    if node.op != "call_function":
-        return ""
-    if node.target is getattr and len(node.args) > 1:
-        return str(node.args[1])
-    return getattr(node.target, "__name__", "")
+@dataclass(frozen=True)
+class _Trip:
+    """A round trip: `node` is `origin` again after `links`; `blocked` says why it is not quite."""
+
+    node: fx.Node
+    origin: fx.Node
+    kind: str
+    links: tuple[fx.Node, ...]  #: from `node` upwards, `origin` not included
+    blocked: str | None = None
 
 
 def _tensor(node: object) -> torch.Tensor | None:
+    """The fake value of `node` if it is a plain strided tensor with a storage; None for everything else."""
     value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
-    plain = isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized
-    return value if plain else None
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_quantized:
+        return None
+    # A subclass may mean anything by `view`; what Dynamo's fake tensors stand for is a plain tensor.
+    plain = type(value) in (torch.Tensor, torch.nn.Parameter) or hasattr(value, "fake_mode")
+    return value if plain and _storage_of(value) is not None else None
 
 
 def _input(node: fx.Node) -> fx.Node | None:
-    first = node.args[0] if node.args else None
+    first = node.args[0] if node.args else node.kwargs.get("input")
     return first if isinstance(first, fx.Node) and _tensor(first) is not None else None
 
 
-def _layout_origin(node: fx.Node) -> tuple[fx.Node, str] | None:
-    """The earliest link of the view chain above `node` that is the same view of the same memory."""
-    best: fx.Node | None = None
+def _layout_trip(node: fx.Node) -> _Trip | None:
+    """To the earliest link of the view chain above `node` that is the same view; else to one that almost is."""
+    best: _Trip | None = None
+    almost: _Trip | None = None
+    links: list[fx.Node] = []
     current = node
-    while _op_name(current) in VIEW_OPS:
+    while op_name(current) in VIEW_OPS:
         above = _input(current)
-        if above is None or not _same_storage(above, node):
+        if above is None or _storage(above) != _storage(node):
             break
-        if _same_view(above, node):
-            best = above
+        links.append(current)
+        if _same_place(above, node):
+            blocked = _difference(above, node)
+            if blocked is None:
+                best = _Trip(node, above, "layout", tuple(links))
+            elif len(links) > 1:  # a lone `detach` or `conj` goes nowhere and comes back from nowhere
+                almost = _Trip(node, above, "layout", tuple(links), blocked)
         current = above
-    return (best, "layout") if best is not None else None
+    return best or almost
 
 
-def _cast_origin(node: fx.Node) -> tuple[fx.Node, str] | None:
-    """`x` where `node` is `x.to(A).to(B)`, `x` is of dtype `B`, and `A` holds every `B` exactly."""
+def _difference(origin: fx.Node, node: fx.Node) -> str | None:
+    """What still tells two tensors at the same place apart, in plain words."""
+    x, y = _tensor(origin), _tensor(node)
+    assert x is not None and y is not None
+    if x.requires_grad != y.requires_grad:
+        return f"{origin.name} and its round trip differ in requires_grad: one of them is cut off from the gradient"
+    if x.is_conj() != y.is_conj() or x.is_neg() != y.is_neg():
+        return f"{origin.name} and its round trip differ in the conjugate or negative bit"
+    return None if type(x) is type(y) else f"{origin.name} and its round trip differ in type"
+
+
+def _cast_trip(node: fx.Node) -> _Trip | None:
+    """`x` where `node` is `x.to(A).to(B)`, `x` is of dtype `B` and `A` is another."""
     middle = _input(node)
-    if middle is None or _op_name(node) not in CAST_OPS or _op_name(middle) not in CAST_OPS:
+    if middle is None or op_name(node) not in CAST_OPS or op_name(middle) not in CAST_OPS:
         return None
     origin = _input(middle)
     if origin is None:
         return None
     x, a, b = _tensor(origin), _tensor(middle), _tensor(node)
     assert x is not None and a is not None and b is not None
-    exact = x.dtype == b.dtype and a.dtype in EXACT_IN.get(x.dtype, set())
-    same_grad = x.requires_grad == b.requires_grad
-    if exact and same_grad and x.device == a.device == b.device and _same_sizes(x, b) and not x.is_conj():
-        return origin, "cast"
-    return None
+    if x.dtype != b.dtype or a.dtype == b.dtype or not x.device == a.device == b.device:
+        return None
+    trip = _Trip(node, origin, "cast", (node, middle))
+    blocked = _difference(origin, node)
+    if a.dtype not in EXACT_IN.get(x.dtype, set()):
+        blocked = f"{_dtype(a)} does not hold every {_dtype(x)} exactly, so casting there and back rounds"
+    elif not _same_sizes(x, b):
+        blocked = f"{origin.name} and its round trip differ in strides"
+    elif x.requires_grad and len(middle.users) > 1:
+        blocked = (
+            f"{middle.name} is used elsewhere too: its gradients would be summed in {_dtype(x)} "
+            f"instead of {_dtype(a)}, and rounded each time"
+        )
+    return _Trip(node, origin, "cast", trip.links, blocked)
+
+
+def _storage_of(value: torch.Tensor) -> int | None:
+    try:
+        return value.untyped_storage()._cdata
+    except (RuntimeError, NotImplementedError):  # wrapped by torch.func: no memory of its own to compare
+        return None
 
 
 def _storage(node: object) -> int | None:
     value = _tensor(node)
-    return value.untyped_storage()._cdata if value is not None else None
+    return _storage_of(value) if value is not None else None
 
 
-def _same_storage(one: fx.Node, other: fx.Node) -> bool:
-    return _storage(one) == _storage(other)
-
-
-def _same_view(one: fx.Node, other: fx.Node) -> bool:
+def _same_place(one: fx.Node, other: fx.Node) -> bool:
+    """Same dtype, shape, strides and offset; the caller has compared the storages."""
     x, y = _tensor(one), _tensor(other)
     assert x is not None and y is not None
-    bits = x.is_conj() == y.is_conj() and x.is_neg() == y.is_neg()
-    same = x.dtype == y.dtype and x.requires_grad == y.requires_grad and bits and type(x) is type(y)
-    return same and _same_sizes(x, y) and _equal(x.storage_offset(), y.storage_offset())
+    return x.dtype == y.dtype and _same_sizes(x, y) and _equal(x.storage_offset(), y.storage_offset())
 
 
 def _same_sizes(x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -185,96 +221,55 @@ class _Hazards:
         output = next(n for n in reversed(graph.nodes) if n.op == "output")
         self.outputs = set(output.all_input_nodes)
         self.output_storages = {_storage(n) for n in self.outputs} - {None}
-        self.mutated: dict[int, fx.Node] = {}
+        self.writers: dict[int, tuple[fx.Node, bool]] = {}
         for node in graph.nodes:
-            for target in _mutated_arguments(node):
+            targets, certain = written(node)
+            for target in targets:
                 storage = _storage(target)
                 if storage is not None:
-                    self.mutated.setdefault(storage, node)
+                    self.writers.setdefault(storage, (node, certain))
 
-    def against(self, node: fx.Node, origin: fx.Node, kind: str) -> str | None:
-        """Why `node` must stay, in plain words; None if it may go."""
-        if node in self.outputs:
+    def against(self, trip: _Trip) -> str | None:
+        """Why the round trip must stay, in plain words; None if it may go."""
+        if trip.node in self.outputs:
             return "its result is returned: the caller would get the input itself instead of a tensor of its own"
-        for candidate in (node, origin):
-            writer = self.mutated.get(_storage(candidate) or 0)
+        for link in (*trip.links, trip.origin):
+            writer, certain = self.writers.get(_storage(link) or 0, (None, True))
             if writer is not None:
-                return f"{candidate.name} is modified in place by {writer.name}"
-        if kind == "cast" and _storage(node) in self.output_storages:
+                how = "is modified in place by" if certain else "is given to an op that may modify it:"
+                return f"{link.name} {how} {writer.name}"
+        if trip.kind == "cast" and _storage(trip.node) in self.output_storages:
             return "a view of its result is returned: the caller's tensor would share memory with the input"
         return None
 
 
-def _mutated_arguments(node: fx.Node) -> list[object]:
-    """Arguments that `node` writes to: in-place methods and operators, `out=`, item assignment, mutable schemas."""
-    if node.op not in ("call_method", "call_function"):
-        return []
-    if isinstance(node.target, torch._ops.OpOverload):
-        schema = node.target._schema
-        return [a for a, s in zip(node.args, schema.arguments, strict=False) if s.alias_info and s.alias_info.is_write]
-    name = _op_name(node)
-    targets: list[object] = []
-    inplace = name.endswith("_") and not name.endswith("__")
-    if inplace or node.kwargs.get("inplace") or node.target in _INPLACE_OPERATORS:
-        targets.extend(node.args[:1])
-    if node.kwargs.get("out") is not None:
-        targets.append(node.kwargs["out"])
-    position = _inplace_position(node.target)
-    if position is not None and len(node.args) > position and node.args[position] is not False:
-        targets.extend(node.args[:1])
-    if name in ("batch_norm", "instance_norm"):
-        targets.extend(node.args[1:3])  # running statistics
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
-        targets.extend(node.all_input_nodes)  # sub-graphs may write to what they are given
-    return targets
-
-
-@functools.cache
-def _inplace_position(target: object) -> int | None:
-    """Position of the `inplace` parameter of a Python function such as `F.relu`; None where it has none."""
-    if not callable(target) or not inspect.isfunction(target):
-        return None
-    names = list(inspect.signature(target).parameters)
-    return names.index("inplace") if "inplace" in names else None
-
-
-_INPLACE_OPERATORS = frozenset(
-    getattr(operator, n)
-    for n in "setitem iadd isub imul itruediv ifloordiv imod ipow imatmul iand ior ixor ilshift irshift".split()
-)
-
-
-def _site(node: fx.Node, origin: fx.Node, kind: str) -> Site:
-    source = locate(node)
-    chain = []
-    current: fx.Node | None = node
-    while current is not None and current is not origin:
-        chain.append(_op_name(current))
-        current = _input(current)
-    before = f"{origin.name}." + ".".join(reversed(chain))
-    value = _tensor(node)
-    cost: dict[str, float] = {"nodes_removed": float(len(chain))}
-    if kind == "cast" and value is not None:
-        middle = _tensor(node.args[0])
-        sizes = value.element_size() + (middle.element_size() if middle is not None else 0)
-        if all(isinstance(s, int) for s in value.shape):
-            cost["bytes_saved"] = float(2 * value.numel() * sizes)
+def _site(trip: _Trip) -> Site:
+    source = locate(trip.node)
+    before = ".".join([trip.origin.name, *(op_name(link) for link in reversed(trip.links))])
+    # A link that something else uses stays; so do those above it.
+    gone = 1 + next((i for i, link in enumerate(trip.links[1:]) if len(link.users) > 1), len(trip.links) - 1)
+    cost: dict[str, float] = {"nodes_removed": float(gone)}
+    reason = "the chain ends at the storage, shape, strides and dtype that it began with"
+    if trip.kind == "cast":
+        value, middle = _tensor(trip.node), _tensor(trip.links[1])
+        assert value is not None and middle is not None
         reason = f"{_dtype(value)} is exact in {_dtype(middle)}, so casting there and back changes nothing"
-    else:
-        reason = "the chain ends at the storage, shape, strides and dtype that it began with"
+        if all(isinstance(s, int) for s in value.shape):  # each cast reads one dtype and writes the other
+            cost["bytes_saved"] = float(gone * value.numel() * (value.element_size() + middle.element_size()))
     return Site(
-        kind="redundant", file=source.file, line=source.line, module=source.module, node=node.name,
-        reason=reason, before=before, after=origin.name, cost=cost,
+        kind="redundant", file=source.file, line=source.line, module=source.module, node=trip.node.name,
+        reason=reason, before=before, after=trip.origin.name, cost=cost,
     )  # fmt: skip
 
 
-def _dtype(value: torch.Tensor | None) -> str:
-    return str(value.dtype).removeprefix("torch.") if value is not None else "?"
+def _dtype(value: torch.Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
 
 
-def _erase_dead(graph: fx.Graph, removed: set[str]) -> None:
-    """Erase the replaced nodes and the links above them that nothing uses any more; all of them are pure."""
-    for node in reversed(list(graph.nodes)):
-        pure = node.name in removed or _op_name(node) in VIEW_OPS
-        if pure and not node.users and not _mutated_arguments(node):
-            graph.erase_node(node)
+def _erase_dead(graph: fx.Graph, node: fx.Node) -> None:
+    """Erase `node` and the links above it that nothing uses any more; all of them only look at their input."""
+    current: fx.Node | None = node
+    while current is not None and not current.users and op_name(current) in VIEW_OPS | CAST_OPS:
+        above = _input(current)
+        graph.erase_node(current)
+        current = above

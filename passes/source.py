@@ -40,8 +40,9 @@ def locate(node: fx.Node) -> Source:
 
 
 def is_backward(node: fx.Node) -> bool:
-    """True for a node that autograd made, in a joint or backward graph."""
-    return node.meta.get("partitioner_tag") == "is_backward" or node.meta.get("autograd_backward") is True
+    """True for a node that autograd made; False for a forward op, also one that the partitioner recomputes."""
+    tag = node.meta.get("partitioner_tag")
+    return tag == "is_backward" if tag is not None else bool(node.meta.get("autograd_backward"))
 
 
 @lru_cache(maxsize=4096)

@@ -143,6 +143,12 @@ class Builder:
         """A view of one slice."""
         return self.emit("select.int", x, dim, index, out=meta_of(x).select(dim, index))
 
+    def slice(self, x: fx.Node, dim: int, start: int, end: int, step: int = 1) -> fx.Node:
+        """A view of a range of one dim; bounds as in Python, so large ones mean the end."""
+        whole = [slice(None)] * meta_of(x).dim()
+        whole[dim] = slice(start, end, step)
+        return self.emit("slice.Tensor", x, dim % len(whole), start, end, step, out=meta_of(x)[tuple(whole)])
+
     def zeros(self, shape: Size, dtype: torch.dtype) -> fx.Node:
         """A constant that costs nothing."""
         return self.emit("zeros", list(shape), out=torch.empty(shape, dtype=dtype, device="meta"))

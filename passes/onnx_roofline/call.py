@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,10 @@ class NotKnown(Exception):
     """A rule cannot tell the cost of this node; the message says why, for the notes."""
 
 
+class ShapeNotKnown(NotKnown):
+    """The sizes of an input are not known, because of an op before this one."""
+
+
 @dataclass
 class Call:
     """A node of op `op` of `domain` at opset `version`, its results `specs`; see `Builder` for `b`."""
@@ -29,7 +33,6 @@ class Call:
     inputs: list[Item]
     specs: list[Spec | None]
     b: Builder
-    cells: dict[str, Any] = field(default_factory=dict)
 
     def has(self, index: int) -> bool:
         """Whether the optional input is given."""
@@ -49,7 +52,7 @@ class Call:
         if isinstance(item, Sequence):
             raise NotKnown(f"input {index} is a sequence")
         if item is None:
-            raise NotKnown(f"input {index} is missing or of unknown type")
+            raise ShapeNotKnown("an input is missing, or nothing is known of it")
         return item
 
     def const(self, index: int) -> np.ndarray[Any, Any] | None:
@@ -75,7 +78,7 @@ class Call:
         """
         value = self.value(index)
         if value.shape is None:
-            raise NotKnown(f"the shape of input {value.name or index!r} is not known")
+            raise ShapeNotKnown("the shape of an input is not known")
         return value.shape
 
     def t(self, index: int) -> fx.Node:
@@ -88,7 +91,7 @@ class Call:
         self.shape(index)
         node = self.b.node_of(value)
         if node is None:
-            raise NotKnown(f"input {value.name or index!r} has element type {value.elem}, which has no arithmetic")
+            raise NotKnown(f"an input has {_element(value.elem)}")
         return node
 
     def a(self, index: int) -> fx.Node | float | int | bool:
@@ -119,7 +122,7 @@ class Call:
             raise NotKnown("the shape of its result is not known")
         meta = self.b.dtypes.meta(spec.elem, sizes)
         if meta is None:
-            raise NotKnown(f"its result has element type {spec.elem}, which has no arithmetic")
+            raise NotKnown(f"its result has {_element(spec.elem)}")
         return meta
 
     def outs(self) -> tuple[torch.Tensor | None, ...]:
@@ -133,6 +136,10 @@ class Call:
     def emit(self, name: str, *args: Any, out: object = None, **kwargs: Any) -> fx.Node:
         """An ATen call; its result is like output 0 unless `out` says otherwise."""
         return self.b.emit(name, *args, out=self.out() if out is None else out, **kwargs)
+
+
+def _element(elem: int) -> str:
+    return {0: "an element type that is not known", 8: "text, which has no arithmetic"}.get(elem, "sizes that no tensor can have")
 
 
 #: Nodes of the outputs in order (None for one that is left out), or one node; raises `NotKnown`.

@@ -98,7 +98,7 @@ def _if(w: Walker, node: onnx.NodeProto, frame: Frame, inputs: list[Item]) -> li
         w.b.erase(op.calls)
         op.calls, op.results, op.dropped = [], [], True
         if op.reason:
-            w.trouble[op.target, op.reason] -= 1
+            w.trouble[op.reason][op.target] -= 1
     return outputs[taken]
 
 
@@ -142,6 +142,7 @@ def _repeat(w: Walker, node: onnx.NodeProto, start: int, trips: int) -> None:
 def _loop(w: Walker, node: onnx.NodeProto, frame: Frame, inputs: list[Item]) -> list[Item]:
     body, state = _graph(node, "body"), list(inputs[2:])
     limit = _number(inputs[0]) if inputs else None
+    hidden = bool(inputs) and inputs[0] is not None and limit is None  # a count that only the run knows
     limit = limit if limit is not None and limit < ENDLESS else None
     cap = max(1, UNROLLED // max(1, len(body.node)))
     condition: Item = inputs[1] if len(inputs) > 1 and inputs[1] is not None else Value(BOOL, (), const=np.array(True))
@@ -150,7 +151,8 @@ def _loop(w: Walker, node: onnx.NodeProto, frame: Frame, inputs: list[Item]) -> 
     start, trips, going = len(w.ops), 0, _number(condition)
     uncertain = False
     while going is not False and (limit is None or trips < limit):
-        if trips and (trips >= cap or (limit is None and going is None) or (limit is not None and limit > cap)):
+        open_ended = limit is None and (hidden or going is None)
+        if trips and (trips >= cap or open_ended or (limit is not None and limit > cap)):
             uncertain = True
             break
         scope = child(frame, suffix=f"{frame.suffix}#{trips}" if trips else frame.suffix)
@@ -180,7 +182,8 @@ def _settle(w: Walker, node: onnx.NodeProto, start: int, trips: int, limit: int 
 def _scan(w: Walker, node: onnx.NodeProto, frame: Frame, inputs: list[Item]) -> list[Item]:
     body, count = _graph(node, "body"), int(_attr(node, "num_scan_inputs", 1))
     if frame.opsets.get("", 1) < 9:
-        inputs = inputs[1:]  # opset 8 has sequence lengths first and a batch dim, which is counted as one
+        specs = [w.infer.declared_spec(name) or Spec(0, None) for name in node.output]
+        return w.expand(Call("Scan", "", 8, {}, inputs, [*specs], w.b), node, frame)  # it had a batch dim; no rule
     state, sources = list(inputs[: len(inputs) - count]), inputs[len(inputs) - count :]
     axes = _attr(node, "scan_input_axes", [0] * count)
     first = sources[0] if sources else None

@@ -161,7 +161,7 @@ class Inference:
             function = self.onnx.helper.make_function(
                 "fold", "f", names, outputs, [node], [self.onnx.helper.make_opsetid("", version)]
             )
-            results = ReferenceEvaluator(function).run(outputs, feeds)
+            results = ReferenceEvaluator(function).run(outputs, feeds, attributes={})
         except (NotImplementedError, *self._errors):
             return None
         arrays = [np.asarray(r) for r in results]
@@ -172,6 +172,8 @@ class Inference:
     def tensor(self, proto: onnx.TensorProto, name: str) -> Value:
         """A stored tensor; its numbers only where they are few and in the file."""
         shape = tuple(int(d) for d in proto.dims)
+        if any(d < 0 for d in shape):
+            return Value(proto.data_type, None, name=name)
         const = None
         if prod(shape) <= FOLD_ELEMENTS and proto.data_location != self.onnx.TensorProto.EXTERNAL:
             try:
@@ -187,7 +189,7 @@ def _spec(given: onnx.TypeProto | None) -> Spec | None:
     tensor = given.tensor_type
     if not tensor.HasField("shape"):
         return Spec(tensor.elem_type, None)
-    sizes = tuple(int(d.dim_value) if d.HasField("dim_value") else None for d in tensor.shape.dim)
+    sizes = tuple(int(d.dim_value) if d.HasField("dim_value") and d.dim_value >= 0 else None for d in tensor.shape.dim)
     return Spec(tensor.elem_type, sizes)
 
 

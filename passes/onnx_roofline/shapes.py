@@ -270,6 +270,17 @@ def _standard_attention(s: Sizes) -> list[Spec]:
     ]
 
 
+@_register("STFT", domain="")
+def _stft(s: Sizes) -> list[Spec]:
+    """ONNX takes the attribute's default for 0 where the op says 1 (onesided)."""
+    x, step, window = s.shape(0), s.const(1), s.shape(2)
+    length = s.const(3) or (window[0] if window else None)
+    if not x or not step or not length:
+        return [Spec(s.elem(), None)]
+    bins = length // 2 + 1 if s.attrs.get("onesided", 1) else length
+    return [Spec(s.elem(), (x[0], (x[1] - length) // step + 1, bins, 2))]
+
+
 # ---- results whose size is data: the most they can be -----------------------------------------------------------
 
 

@@ -116,14 +116,17 @@ class DtypeMap:
         return PACKED[elem][1] if elem in PACKED else DTYPES.get(elem)
 
     def meta(self, elem: int, shape: Size) -> torch.Tensor | None:
-        """A contiguous tensor on the meta device; packed types as the bytes they take."""
+        """A contiguous tensor on the meta device, packed types as the bytes they take; None if there can be none."""
         dtype = self.dtype(elem)
         if dtype is None:
             return None
         if elem in PACKED:
             per = PACKED[elem][0]
             shape = (*shape[:-1], -(-shape[-1] // per)) if shape else (1,)
-        return torch.empty(shape, dtype=dtype, device="meta")
+        try:
+            return torch.empty(shape, dtype=dtype, device="meta")
+        except (RuntimeError, TypeError, OverflowError):  # sizes that no tensor can have
+            return None
 
 
 def stored_bytes(tensor: torch.Tensor) -> int:

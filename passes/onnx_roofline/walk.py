@@ -16,7 +16,7 @@ from torch import fx
 
 from optpass.errors import ConfigError
 from optpass.passes.onnx_roofline.builder import Builder, opaque
-from optpass.passes.onnx_roofline.call import Call, NotKnown
+from optpass.passes.onnx_roofline.call import Call, NotKnown, ShapeNotKnown
 from optpass.passes.onnx_roofline.infer import MALFORMED, Inference
 from optpass.passes.onnx_roofline.rules import rule_of
 from optpass.passes.onnx_roofline.source import metadata
@@ -76,7 +76,7 @@ class Walker:
         self.ops: list[Op] = []
         self.notes: list[str] = []
         self.folded = 0
-        self.trouble: Counter[tuple[str, str]] = Counter()
+        self.trouble: dict[str, Counter[str]] = {}
 
     def run(self, inputs: Mapping[str, Item]) -> list[Item]:
         """Walk the main graph; returns the values of its outputs."""
@@ -142,6 +142,9 @@ class Walker:
                 raise NotKnown("no rule counts this op")
             made = rule(call)
             results = list(made) if isinstance(made, list) else [made]
+        except ShapeNotKnown as error:
+            op.reason = str(error)
+            results = self._opaque(call)
         except NotKnown as error:
             op.reason = f"{error}: {trouble}" if trouble and rule is not None else str(error)
             results = self._opaque(call)
@@ -165,7 +168,7 @@ class Walker:
         op.calls = list(self.b.mine)
         op.results = results
         if op.reason:
-            self.trouble[op.target, op.reason] += 1
+            self.trouble.setdefault(op.reason, Counter())[op.target] += 1
 
     def _opaque(self, call: Call) -> list[fx.Node | None]:
         """An op of unknown cost still reads its inputs and writes its outputs."""

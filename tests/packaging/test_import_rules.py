@@ -33,9 +33,13 @@ def test_contracts_hold(root: Path) -> None:
 
 def test_every_part_of_the_package_is_in_a_contract(root: Path, project: dict[str, Any]) -> None:
     contracts = project["tool"]["importlinter"]["contracts"]
-    covered = {name.strip() for contract in contracts for layer in contract.get("layers", ()) for name in layer.split("|")}
+    covered = {
+        name.strip() for contract in contracts for layer in contract.get("layers", ()) for name in layer.split("|")
+    }
     covered |= {name for contract in contracts for name in contract.get("source_modules", ())}
-    parts = {path.stem for path in (root / "optpass").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    parts = {
+        path.stem for path in (root / "optpass").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()
+    }
     assert {f"optpass.{part}" for part in parts if not part.startswith("__")} <= covered
 
 
@@ -49,9 +53,7 @@ def test_every_part_of_the_package_is_in_a_contract(root: Path, project: dict[st
         ("optpass/report/text.py", "import torch", "do not know torch"),
     ],
 )
-def test_contracts_bite(
-    tmp_path: Path, copy_tree: Callable[[Path], Path], file: str, line: str, contract: str
-) -> None:
+def test_contracts_bite(tmp_path: Path, copy_tree: Callable[[Path], Path], file: str, line: str, contract: str) -> None:
     tree = copy_tree(tmp_path / "tree")
     with (tree / file).open("a", encoding="utf-8") as module:
         module.write(f"\n{line}\n")
@@ -64,9 +66,9 @@ def test_contracts_bite(
 @pytest.mark.parametrize("name", ["passes", "backend", "models", "bench"])
 @pytest.mark.parametrize("statement", ["import {}", "from {} import anything", "import {}.anything"])
 def test_root_folders_cannot_be_imported_by_their_own_names(root: Path, name: str, statement: str) -> None:
+    file = str(root / "passes" / "sample.py")
     done = subprocess.run(
-        [sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format=concise"]
-        + ["--stdin-filename", str(root / "passes" / "sample.py"), "-"],
+        [sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format=concise", "--stdin-filename", file, "-"],
         input=statement.format(name) + "\n", cwd=root, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 1

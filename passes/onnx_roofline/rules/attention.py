@@ -110,12 +110,12 @@ def _rotary(c: Call) -> Result:
     for table in (cos, sin):
         rows = torch.empty((batch, 1, length, half), dtype=meta_of(x).dtype, device="meta")
         tables.append(c.b.emit("index_select", table, 0, optional(c, 1 if contrib else 3), out=rows))
-    a, b = (c.b.emit("slice.Tensor", split, -1, s, out=meta_of(split)[..., s : s + half]) for s in (0, half))
+    a, b = (c.b.slice(split, -1, s, s + half) for s in (0, half))
     turned = [
         c.b.map(name, c.b.map("mul", a, tables[i]), c.b.map("mul", b, tables[1 - i]))
         for i, name in enumerate(("sub", "add"))
     ]
-    rest = [c.b.emit("slice.Tensor", split, -1, 2 * half, out=meta_of(split)[..., 2 * half :])] if width > 2 * half else []
+    rest = [c.b.slice(split, -1, 2 * half, width)] if width > 2 * half else []
     whole = c.b.emit("cat", [*turned, *rest], -1, out=torch.empty((batch, heads, length, width), dtype=meta_of(x).dtype, device="meta"))
     return flat(c, whole)
 

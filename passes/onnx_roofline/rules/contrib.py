@@ -103,7 +103,7 @@ def _rotated(c: Call, x: fx.Node) -> fx.Node:
     table = torch.empty((1, 1, meta_of(x).shape[-2], 2 * meta_of(cos).shape[-1]), dtype=meta_of(x).dtype, device="meta")
     tables = [c.b.emit("index_select", t, 0, None, out=table) for t in (cos, sin)]
     width = min(table.shape[-1], meta_of(x).shape[-1])
-    part = c.b.emit("slice.Tensor", x, -1, 0, width, out=meta_of(x)[..., :width])
+    part = c.b.slice(x, -1, 0, width)
     turned = c.b.map("add", c.b.map("mul", part, tables[0]), c.b.map("mul", part, tables[1]))
     whole = torch.empty(meta_of(x).shape, dtype=meta_of(x).dtype, device="meta")
     return turned if width == meta_of(x).shape[-1] else c.b.emit("cat", [turned, x], -1, out=whole)

@@ -189,8 +189,7 @@ def _bitcast(c: Call) -> Result:
 
 @register("Identity")
 def _identity(c: Call) -> Result:
-    x = c.t(0)
-    return c.emit("alias", x, out=x.meta["val"])
+    return c.t(0)
 
 
 @register("Dropout")
@@ -202,8 +201,7 @@ def _dropout(c: Call) -> Result:
         raise NotKnown("whether it trains is an input of the model")
     x = c.t(0)
     if not trains:
-        kept = c.emit("alias", x, out=x.meta["val"])
-        return [kept, c.emit("full", [], True, out=c.out(1))] if c.wants(1) else kept
+        return [x, c.emit("full", [], True, out=c.out(1))] if c.wants(1) else x
     rate = c.const(1)
     ratio = float(rate.reshape(-1)[0]) if rate is not None else 0.5
     mask = torch.empty(c.out().shape, dtype=torch.bool, device="meta")

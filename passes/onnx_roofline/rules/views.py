@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from math import prod
 
-import torch
 from torch import fx
 
 from optpass.passes.onnx_roofline.builder import meta_of
-from optpass.passes.onnx_roofline.call import Call, NotKnown, Result
+from optpass.passes.onnx_roofline.call import Call, NotKnown, Result, ShapeNotKnown
 from optpass.passes.onnx_roofline.rules.registry import register
 
 
@@ -46,16 +45,14 @@ def _slice(c: Call) -> Result:
         return c.emit("slice.Tensor", x, out=out)
     axes, steps = c.ints(3, "axes"), c.ints(4, "steps")
     rank = meta_of(x).dim()
-    whole = [slice(None)] * rank
     for place, axis in enumerate(axes if axes is not None else range(len(starts))):
         step = steps[place] if steps else 1
         if step < 0:
-            return c.emit("flip", c.emit("slice.Tensor", x, out=out), [axis])
-        whole[axis % rank] = slice(starts[place], ends[place], step)
-    part = meta_of(x)[tuple(whole)]
-    if part.shape != out.shape:
+            return c.emit("flip", x, [axis])
+        x = c.b.slice(x, axis % rank, starts[place], ends[place], step)
+    if meta_of(x).shape != out.shape:
         raise NotKnown("its starts and ends do not give the sizes that shape inference gives")
-    return c.emit("slice.Tensor", x, out=part)
+    return x
 
 
 @register("Split")
@@ -133,6 +130,7 @@ def _sequence_data(c: Call) -> Result:
     return c.emit("cat", nodes(c), c.attr("axis", 0))
 
 
-def padded(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A meta tensor; for results that the ONNX graph does not name."""
-    return torch.empty(shape, dtype=dtype, device="meta")
+@register("Shape", "Size")
+def _unknown_shape(c: Call) -> Result:
+    """Folded where the shape is known; reached only where it is not."""
+    raise ShapeNotKnown("the shape of an input is not known")

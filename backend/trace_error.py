@@ -1,0 +1,52 @@
+"""Why tracing failed, in one line with the user's own line: reading exceptions of Dynamo and of fake tensors."""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+
+import torch
+
+import optpass
+
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
+#: Code that is not the user's: frames in it never say where the fault is.
+_NOT_THEIRS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(optpass.__file__) + os.sep + "api.py")
+_BACKEND = os.path.dirname(os.path.realpath(__file__)) + os.sep
+_MOST = 300
+#: How Dynamo quotes the error that an op raised under fake tensors.
+_QUOTED = re.compile(r": got (\w+)\((['\"])(.*)\2\)\.?\s*$")
+
+
+def reason(error: BaseException) -> str:
+    """`ValueError: what it said (at file:line)`: the innermost cause's first line, at the innermost line of the user's."""
+    chain = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    place = next((p for p in map(_place, reversed(chain)) if p), "")
+    return _said(chain[-1]) + (f" (at {place})" if place else "")
+
+
+def _said(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for line in lines:
+        quoted = _QUOTED.search(line)
+        if quoted is not None:
+            return f"{quoted[1]}: {quoted[3]}"[:_MOST]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:_MOST]
+
+
+def _place(error: BaseException) -> str:
+    """The innermost frame of the user's that the message quotes (Dynamo's 'from user code') or the traceback has."""
+    quoted = [(m["file"], int(m["line"])) for m in _FRAME.finditer(str(error))]
+    walked = [(f.filename, f.lineno or 0) for f in traceback.extract_tb(error.__traceback__)]
+    for file, line in (*reversed(quoted), *reversed(walked)):
+        if _theirs(file):
+            return f"{file}:{line}"
+    return ""
+
+
+def _theirs(file: str) -> bool:
+    real = os.path.realpath(file)
+    return not file.startswith("<") and not any(f.startswith((*_NOT_THEIRS, _BACKEND)) for f in (file, real))

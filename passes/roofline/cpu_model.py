@@ -1,0 +1,152 @@
+"""Time of a kernel on a calibrated processor: library calls by fitted rates, fused loops by cost per element.
+
+Reads a calibration and plain sizes only: no tensors, no measuring. `price` makes records of what is found here.
+
+Library calls (matrix products, convolutions, attention) take the slower of arithmetic at the fitted rate and memory.
+Fused loops are C++ loops that the inner compiler vectorises: each operation adds its cost per element and the loads
+and stores theirs, because in-cache loops of a few operations are bound by issue and not by one resource alone (Hofmann
+et al., "Analytic performance modeling and analysis of detailed neuron simulations", the ECM model without overlap).
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from optpass.passes.roofline.calibration_data import CpuCalibration, gemm_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from optpass.passes.roofline.program import OpInfo
+
+#: Elements per thread below which the inner compiler leaves a loop serial (`torch._inductor.config.cpp.min_chunk_size`).
+SERIAL_ELEMENTS = 512
+
+#: Class of an op's library function by words in its name; the first that fits. The rest count as `exp`.
+_FUNCTIONS = (
+    (("tanh", "mish"), "tanh"),
+    (("erf", "gelu", "ndtr"), "erf"),
+    (("rsqrt", "sqrt", "norm", "var", "std", "hypot", "cbrt"), "sqrt"),
+    (("sin", "cos", "tan", "polar", "angle"), "sin"),
+    (("pow", "gamma", "zeta", "bessel"), "pow"),
+    (("log", "softplus", "entr", "logit"), "log"),
+)
+_DIVISIONS = ("div", "true_divide", "reciprocal", "sigmoid", "silu", "softmax", "remainder", "fmod")
+_HALVES = ("bfloat16", "float16")
+#: Lanes of a vector, for loops that run element by element (scans, sorts) and cost this much more per operation.
+_LANES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Seconds of one kernel: its arithmetic, its memory traffic, what it costs to call, and all of it."""
+
+    compute_s: float
+    memory_s: float
+    launch_s: float
+    total_s: float
+
+
+class CpuModel:
+    """Prices kernels by one calibration."""
+
+    def __init__(self, calibration: CpuCalibration) -> None:
+        self.c = calibration
+
+    def kernel(
+        self, kind: str, ops: Iterable[OpInfo], reads: int, writes: int, elements: int, inner: int = 1, strided: int = 0
+    ) -> Estimate:
+        """Time of one kernel.
+
+        Args:
+            kind: as of `GroupInfo`.
+            ops: the ops in it.
+            reads, writes: bytes across its boundary; `strided` of the reads go across the grain.
+            elements: iterations of its largest loop nest; `inner` of them make one result of a reduction.
+        """
+        members = list(ops)
+        if kind in ("matmul", "conv", "attention"):
+            main = next((op for op in reversed(members) if op.cost is not None and op.cost.kind == kind), None)
+            if main is not None:
+                return self._library(kind, main, reads + writes)
+        return self._loops(kind, members, reads, writes, elements, strided)
+
+    # ---- library calls --------------------------------------------------------------------------------------------
+
+    def _library(self, kind: str, op: OpInfo, moved: int) -> Estimate:
+        cost = op.cost
+        assert cost is not None
+        if kind == "attention":
+            way = "backward" if "backward" in op.target else "forward"
+            return self._called(cost.flops / self.c.attention[way], moved, 0.0)
+        m, n, k = cost.mnk or (1, 1, 1)
+        if kind == "conv":
+            speed = self.c.conv_backward if "backward" in op.target else 1.0
+            return self._called(cost.flops / (self.c.conv.rate(m, n, k) * speed), moved, self.c.conv.call_s)
+        fit = self.c.gemm.get(op.dtype) or self.c.gemm["float32"]
+        return self._called(cost.flops / fit.rate(m, n, k), moved, fit.call_s)
+
+    def _called(self, compute: float, moved: int, call: float) -> Estimate:
+        memory = moved / self.c.bandwidth.at(moved) if moved else 0.0
+        launch = self.c.kernel_s + call
+        return Estimate(compute, memory, launch, max(compute, memory) + launch)
+
+    # ---- fused loops ----------------------------------------------------------------------------------------------
+
+    def _loops(self, kind: str, ops: list[OpInfo], reads: int, writes: int, elements: int, strided: int) -> Estimate:
+        cost = self.c.element_s
+        compute = sum(self._op_seconds(op) for op in ops)
+        compute += strided / 4 * cost["transpose"]
+        if ops and ops[-1].dtype in _HALVES:
+            compute += (reads + writes) / 4 * cost["half"]
+        moved = reads + writes
+        # What a kernel reads was mostly written by the one before it, so both their footprints compete for the cache.
+        memory = moved / self.c.bandwidth.at(2 * moved) if moved else 0.0
+        launch = self.c.kernel_s
+        if elements < SERIAL_ELEMENTS * self.c.threads:
+            compute, memory = compute * self.c.threads, memory
+        else:
+            launch += self.c.region_s
+        return Estimate(compute, memory, launch, compute + memory + launch)
+
+    def _op_seconds(self, op: OpInfo) -> float:
+        """Arithmetic of one op of a fused loop, all its elements together."""
+        cost, table = op.cost, self.c.element_s
+        if cost is None:
+            return 0.0
+        name = op.target
+        if cost.kind == "rng":
+            return max(cost.flops, 1) * table["random"]
+        if cost.kind == "reduction":
+            return cost.flops * max(table["arithmetic"], table["reduce_inner"] - table["load"] / 2)
+        if cost.kind in ("scan", "sort", "other", "fft", "rnn"):
+            return cost.flops * table["arithmetic"] * _LANES
+        if cost.kind == "indexing" and cost.flops:
+            return cost.flops * table["scatter"]
+        plain = cost.flops - cost.transcendental
+        seconds = plain * table["arithmetic"]
+        if cost.transcendental:
+            seconds += cost.transcendental * table[function_class(name)]
+        if divides(name):
+            # One division among the plain operations of each element.
+            seconds += max(1, cost.transcendental or plain) * table["divide"]
+        return seconds
+
+
+@functools.lru_cache(maxsize=4096)
+def function_class(target: str) -> str:
+    """Class of the library function that an op evaluates: `'tanh'` for `'aten.tanh.default'`."""
+    name = target.split(".")[1] if "." in target else target
+    return next((found for words, found in _FUNCTIONS if any(word in name for word in words)), "exp")
+
+
+@functools.lru_cache(maxsize=4096)
+def divides(target: str) -> bool:
+    """Whether an op's formula divides."""
+    name = target.split(".")[1] if "." in target else target
+    return any(word in name for word in _DIVISIONS)
+
+
+__all__ = ["CpuModel", "Estimate", "divides", "function_class", "gemm_seconds"]
