@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from optpass.backend import capture, compat
+from optpass.backend import capture, compat, model_tensors
 from optpass.backend.fake_copy import fake_copy
 from optpass.backend.trace_error import reason
 from optpass.errors import OptPassError, TraceError
@@ -56,6 +56,7 @@ class Capture:
         calls: indices into `items`, in the order in which one step runs them; a graph may run several times.
         parameters: number of parameters.
         dtype: dtype of most of them, e.g. 'bfloat16'; that of the inputs where there are none, '' for integers alone.
+        inputs: the input tensors, e.g. 'int64[1, 8192]'.
         seconds: time that everything took.
     """
 
@@ -63,6 +64,7 @@ class Capture:
     calls: list[int] = field(default_factory=list)
     parameters: int = 0
     dtype: str = ""
+    inputs: str = ""
     seconds: float = 0.0
 
 
@@ -99,12 +101,16 @@ def capture_model(
             inner, inputs, named = fake_copy(mode, model, args, dict(kwargs or {}), dtype, real=real)
             if isinstance(inner, nn.Module) and inner.training != train:
                 inner.train(train)
-            result.parameters, result.dtype = _parameters(inner), _main_dtype(inner, (inputs, named))
+            result.parameters = model_tensors.parameter_count(inner)
+            result.dtype = model_tensors.main_dtype(inner, (inputs, named))
+            result.inputs = model_tensors.described((inputs, named))
             _run(inner if loss is None else _with_loss(inner, loss), inputs, named, _backend(result, mode, real), train)
     except OptPassError:
         raise
     except Exception as error:
-        raise TraceError(f"the model could not be traced: {reason(error)}") from error
+        last = result.items[result.calls[-1]].ended_by if result.calls else ""
+        after = f"; it left the compiled graph before that because: {last}" if last else ""
+        raise TraceError(f"the model could not be traced: {reason(error)}{after}") from error
     finally:
         compat.reset_dynamo()
     if not result.items:
@@ -186,9 +192,10 @@ def _like(value: torch.Tensor) -> torch.Tensor:
     return made.requires_grad_() if value.requires_grad and torch.is_grad_enabled() else made
 
 
-def _with_loss(model: Callable[..., Any], loss: Callable[[Any], torch.Tensor]) -> Callable[..., Any]:
+def _with_loss(fn: Callable[..., Any], loss: Callable[[Any], torch.Tensor]) -> Callable[..., Any]:
+    # `fn` is what `source.clean_path` strips from module paths: the user's model starts below it.
     def step(*args: Any, **kwargs: Any) -> torch.Tensor:
-        return loss(model(*args, **kwargs))
+        return loss(fn(*args, **kwargs))
 
     return step
 
@@ -206,28 +213,6 @@ def _no_collection() -> Iterator[None]:
         gc.unfreeze()
         if was_enabled:
             gc.enable()
-
-
-def _owner(model: Any) -> nn.Module | None:
-    """The module whose parameters count: the model, or the one that it is a method of."""
-    owner = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
-    return owner if isinstance(owner, nn.Module) else None
-
-
-def _parameters(model: Any) -> int:
-    owner = _owner(model)
-    return sum(p.numel() for p in owner.parameters()) if owner is not None else 0
-
-
-def _main_dtype(model: Any, inputs: Any) -> str:
-    owner = _owner(model)
-    pool: list[torch.Tensor] = list(owner.parameters()) if owner is not None else []
-    pool = pool or [t for t in torch.utils._pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
-    sizes: dict[torch.dtype, int] = {}
-    for tensor in pool:
-        if tensor.is_floating_point() or tensor.is_complex():
-            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.numel()
-    return str(max(sizes, key=lambda d: sizes[d])).removeprefix("torch.") if sizes else ""
 
 
 def _end_of(gm: fx.GraphModule) -> str:

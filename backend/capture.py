@@ -6,12 +6,14 @@ Used where the inner compiler did not show its graphs (a cache hit, `inner="eage
 from __future__ import annotations
 
 import contextlib
+import copy
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from optpass.backend import compat, snapshot
 from optpass.errors import TraceError
@@ -28,13 +30,13 @@ class Source:
 
     Attributes:
         graph: copy of the graph after our passes.
-        owner: the module that holds the graph's attributes.
+        attributes: what its `get_attr` and `call_module` nodes name, by target, every tensor fake.
         inputs: fake tensors and symbols, one per placeholder.
         grad: whether grad mode was on; `inference` whether inference mode was; `autocast` what was cast to what.
     """
 
     graph: fx.Graph
-    owner: fx.GraphModule
+    attributes: dict[str, Any]
     inputs: list[Any]
     grad: bool
     inference: bool
@@ -43,11 +45,11 @@ class Source:
     @classmethod
     def of(cls, gm: fx.GraphModule) -> Source:
         """The source of `gm`, in the present grad and autocast state."""
-        placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        inputs = [n.meta.get("example_value") for n in gm.graph.nodes if n.op == "placeholder"]
         return cls(
             graph=snapshot.copy_graph(gm.graph),
-            owner=gm,
-            inputs=[n.meta.get("example_value") for n in placeholders],
+            attributes=_fake_attributes(gm, compat.detect_fake_mode(inputs)),
+            inputs=inputs,
             grad=torch.is_grad_enabled(),
             inference=torch.is_inference_mode_enabled(),
             autocast={d: torch.get_autocast_dtype(d) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)},
@@ -55,17 +57,40 @@ class Source:
 
     def trace(self) -> tuple[AtenGraph, ...]:
         """The ATen graphs: forward, and backward if anything needs a gradient."""
-        gm = fx.GraphModule(self.owner, self.graph)
+        gm = fx.GraphModule(self.attributes, self.graph)
         with contextlib.ExitStack() as stack:
+            if self.inference:
+                stack.enter_context(torch.inference_mode())
             stack.enter_context(torch.set_grad_enabled(self.grad))
             for device, dtype in self.autocast.items():
                 stack.enter_context(torch.autocast(device, dtype))
+            fake = compat.detect_fake_mode(self.inputs)
+            if fake is not None and fake.shape_env is not None:
+                stack.enter_context(fake.shape_env.suppress_guards())  # the compiled code's guards are long settled
             return trace(gm, self.inputs)
 
 
-def trace(
-    gm: fx.GraphModule, inputs: list[Any], on_linear: Callable[[], None] | None = None
-) -> tuple[AtenGraph, ...]:
+def _fake_attributes(gm: fx.GraphModule, fake: compat.FakeTensorMode | None) -> dict[str, Any]:
+    """Stand-ins for what the graph takes from its module, so that nothing keeps the user's tensors alive."""
+    fake = fake or compat.fake_mode_for_planning()
+    found: dict[str, Any] = {}
+    for node in gm.graph.nodes:
+        target = str(node.target)
+        if node.op not in ("get_attr", "call_module") or target in found:
+            continue
+        value: Any = gm
+        for part in target.split("."):
+            value = getattr(value, part)
+        if isinstance(value, torch.Tensor) and not isinstance(value, compat.FakeTensor):
+            value = fake.from_tensor(value)
+        elif isinstance(value, nn.Module) and any(True for _ in itertools.chain(value.parameters(), value.buffers())):
+            with compat.FakeCopyMode(fake):
+                value = copy.deepcopy(value)
+        found[target] = value
+    return found
+
+
+def trace(gm: fx.GraphModule, inputs: list[Any], on_linear: Callable[[], None] | None = None) -> tuple[AtenGraph, ...]:
     """Trace `gm` with Inductor's decompositions and partition it as Inductor would. Nothing is compiled.
 
     Args:
@@ -96,8 +121,8 @@ def trace(
 
     if len(inputs) != sum(n.op == "placeholder" for n in gm.graph.nodes) or any(v is None for v in inputs):
         raise TraceError("the captured graph has inputs without fake values")
-    fake = compat.detect_fake_mode(inputs)
-    with compat.aot_for_analysis(fake if fake is not None else compat.fake_mode_for_planning()):
+    fake = compat.detect_fake_mode(inputs) or compat.fake_mode_for_planning()
+    with compat.aot_for_analysis(fake):
         compat.aot_autograd(
             fw_compiler=nothing,
             bw_compiler=nothing,

@@ -131,15 +131,25 @@ def joint_graph_passes() -> Callable[[fx.GraphModule], Any] | None:
     return passes  # type: ignore[no-any-return, unused-ignore]
 
 
+def cpp_compiler_problem(cxx: Any = None) -> str | None:
+    """Why Inductor cannot build C++ kernels here, or None if it can. `cxx`: its `cpp.cxx`, default the one in force.
+
+    Asked once for each compiler: the answer costs a process, and the setting can change between two compiles.
+    """
+    wanted = inductor_config().cpp.cxx if cxx is None else cxx
+    return _cpp_compiler_problem(tuple(wanted) if isinstance(wanted, (list, tuple)) else (wanted,))
+
+
 @functools.cache
-def cpp_compiler_problem() -> str | None:
-    """Why Inductor cannot build C++ kernels here, or None if it can."""
+def _cpp_compiler_problem(cxx: tuple[str | None, ...]) -> str | None:
     from torch._inductor import cpp_builder
 
     try:
-        compiler = cpp_builder.get_cpp_compiler()
+        with inductor_config().patch({"cpp.cxx": cxx}):
+            compiler = cpp_builder.get_cpp_compiler()
     except Exception as error:  # noqa: BLE001  # torch raises several kinds here; each means the same to us
-        return f"no working C++ compiler ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+        lines = str(error).strip().splitlines()
+        return f"no working C++ compiler ({lines[0] if lines else type(error).__name__})"
     return None if shutil.which(compiler) else f"C++ compiler {compiler!r} is not on PATH"
 
 
@@ -182,6 +192,19 @@ def cache_counters() -> dict[str, int]:
 def fake_mode_for_planning() -> FakeTensorMode:
     """A fake mode in which modules can be built and run without allocating."""
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def needs_values(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, says that fake tensors lack the values that the program asks for."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    kinds = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+    while error is not None:
+        if isinstance(error, kinds):
+            return True
+        error = error.__cause__
+    return False
 
 
 @contextlib.contextmanager
@@ -249,8 +272,8 @@ def symbol_hint(expression: Any) -> int:
     """An int for one of Inductor's size expressions."""
     from torch._inductor.virtualized import V
 
-    sizes = V.graph.sizevars
-    hint = getattr(sizes, "optimization_hint", None) or sizes.size_hint
+    sizes: Any = V.graph.sizevars
+    hint = getattr(sizes, "optimization_hint", None) or sizes.size_hint  # the name before torch 2.12
     return int(hint(expression, fallback=1))
 
 

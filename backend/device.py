@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from optpass.errors import ConfigError
 from optpass.options import Options
 from optpass.passes import devices
 from optpass.passes.devices import DeviceSpec
@@ -20,13 +21,34 @@ def spec_for(options: Options, inputs: Sequence[Any]) -> Callable[[], DeviceSpec
     Raises (when called):
         ConfigError: the named device is unknown.
     """
-    kind = next((v.device for v in inputs if isinstance(v, torch.Tensor)), torch.device("cpu"))
+    present = [v.device for v in inputs if isinstance(v, torch.Tensor)]
+    # A CPU scalar beside GPU tensors does not make it a graph for the CPU.
+    kind = next((d for d in present if d.type != "cpu"), torch.device("cpu"))
 
     @functools.cache
     def find() -> DeviceSpec:
-        return named(options.device) if options.device is not None else actual(kind)
+        if options.device is None:
+            return actual(kind)
+        try:
+            return named(options.device)
+        except ConfigError as error:
+            raise ConfigError(f"{options.where('device')}={options.device!r}: {error}") from None
 
     return find
+
+
+def fingerprint(options: Options, spec: Callable[[], DeviceSpec]) -> str:
+    """The device's part of the cache identity. A device that is present but in no table is one by its name.
+
+    Raises:
+        ConfigError: the device named in the options is unknown.
+    """
+    try:
+        return spec().fingerprint()
+    except ConfigError as error:
+        if options.device is not None:
+            raise
+        return f"unknown: {error}"  # the user's run goes on; the report says that there is no roofline, and why
 
 
 def named(name: str) -> DeviceSpec:
@@ -37,10 +59,12 @@ def named(name: str) -> DeviceSpec:
 
 
 def actual(device: torch.device) -> DeviceSpec:
-    """The spec of a device that is present; unknown GPUs raise `ConfigError` with the nearest known names."""
+    """The spec of a device that is present; an unknown one raises `ConfigError` with what to do."""
     if device.type == "cuda" and torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(device)
         return devices.resolve(
             properties.name, memory_bytes=properties.total_memory, sm_count=properties.multi_processor_count
         )
-    return named("cpu")
+    if device.type == "cpu":
+        return named("cpu")
+    raise ConfigError(f"no figures for devices of type {device.type!r}; name one to plan for with the option 'device'")

@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from optpass.backend import exit_report, inner
-from optpass.backend.device import spec_for
+from optpass.backend.device import fingerprint, spec_for
 from optpass.backend.identity import identity
 from optpass.backend.session import SESSIONS, Session, Timed
 from optpass.options import resolve
@@ -46,12 +46,12 @@ def optpass(
     ignored = inner.check(resolved, mode)
     passes = selected(resolved)
     spec = spec_for(resolved, example_inputs)
-    uuid = identity(resolved, passes, spec().fingerprint())
+    uuid = identity(resolved, passes, fingerprint(resolved, spec))
     exit_report.register(resolved)
 
     session = Session(gm, resolved, passes, spec, uuid)
     SESSIONS.add(session)
-    serving, problem = inner.serving(resolved.inner, example_inputs)
+    serving, problem = inner.serving(resolved, example_inputs)
     collected = store.current()
     collected.set_options(resolved.to_json())
     if problem is not None:
@@ -61,7 +61,7 @@ def optpass(
         log.warning(text)
         collected.warn(text)
     session.record.inner = inner.name_of(serving)
-    session.before_autograd()
+    session.before_autograd(gm)
     with inner.cache_outcome(session.record):
         compiled = inner.compile_with(serving, gm, example_inputs, resolved, mode, session.hooks)
     session.after_compile()
@@ -77,4 +77,3 @@ def _reset() -> None:
 
 
 optpass.reset = _reset  # type: ignore[attr-defined]
-

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
+import multiprocessing.util
 import os
 import sys
 from pathlib import Path
@@ -25,15 +27,19 @@ class _AtExit:
         if self.pid != os.getpid():
             self.pid, self.paths = os.getpid(), {}
             atexit.register(self.write)
+            if multiprocessing.parent_process() is not None:
+                # A forked worker of multiprocessing leaves by os._exit, which runs its finalizers but not atexit's.
+                multiprocessing.util.Finalize(None, self.write, exitpriority=0)
         self.paths[path] = None
 
     def write(self) -> None:
-        """Write every path; a failure is one line on standard error, never a traceback at exit."""
+        """Write every path, once; a failure is one line on standard error, never a traceback at exit."""
         from optpass.backend.reporting import build_report
 
         if self.pid != os.getpid():
             return
-        for path in self.paths:
+        paths, self.paths = self.paths, {}
+        for path in paths:
             try:
                 store.write_merged(build_report(), Path(path))
             except OptPassError as error:
@@ -52,13 +58,13 @@ def register(options: Options) -> None:
     if options.report is None:
         return
     path = Path(options.report).absolute()
-    if path.suffix not in (".json", ".html"):
-        raise ConfigError(f"options: report={options.report!r}: write a path that ends in .json or .html")
+    if path.suffix.lower() not in (".json", ".html"):
+        raise ConfigError(f"{options.where('report')}={options.report!r}: write a path that ends in .json or .html")
     folder = path.parent
     while not folder.exists():
         folder = folder.parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ConfigError(f"options: report={options.report!r}: cannot be written: check {folder}")
+        raise ConfigError(f"{options.where('report')}={options.report!r}: cannot be written: check {folder}")
     _AT_EXIT.add(str(path))
 
 

@@ -39,9 +39,13 @@ class Hooks:
         self.on_inference = on_inference
         self.on_compiled = on_compiled
 
-    def joint_pass(self, users: Any) -> Any:
-        """`joint_custom_post_pass`: the user's passes, if any, then ours."""
-        return OptPassJointPass(self, _as_tuple(users))
+    def joint_pass(self, users: Any, partitioner: Any = None) -> Any:
+        """`joint_custom_post_pass`: the user's passes, if any, then ours.
+
+        `partitioner` is the user's, whose identity counts here too: for a partitioner alone, Inductor takes a missing
+        uuid for an identity and would hit where it cannot know.
+        """
+        return OptPassJointPass(self, _as_tuple(users), _as_tuple(partitioner))
 
     def partitioner(self, users: Any) -> Any:
         """`custom_partitioner_fn`: the user's partitioner or the default one, watched."""
@@ -63,10 +67,11 @@ class _Hook:
 
     _hooks: Hooks
     _users: tuple[Any, ...]
+    _beside: tuple[Any, ...] = ()  #: the user's hooks elsewhere whose identity counts here as well
 
     def uuid(self) -> Any:
         """Cache identity; None bypasses the caches, where a hook of the user's in the same place has none."""
-        theirs = [user.uuid() if hasattr(user, "uuid") else None for user in self._users]
+        theirs = [user.uuid() if hasattr(user, "uuid") else None for user in (*self._users, *self._beside)]
         return None if any(u is None for u in theirs) else (self._hooks.uuid, *theirs)
 
     def __deepcopy__(self, memo: Any) -> Any:
@@ -87,8 +92,8 @@ def _identity_only(kind: str, uuid: str) -> str:
 class OptPassJointPass(_Hook, compat.CustomGraphPass):
     """`joint_custom_post_pass`: the joint stage of the pipeline."""
 
-    def __init__(self, hooks: Hooks, users: tuple[Any, ...]) -> None:
-        self._hooks, self._users = hooks, users
+    def __init__(self, hooks: Hooks, users: tuple[Any, ...], beside: tuple[Any, ...] = ()) -> None:
+        self._hooks, self._users, self._beside = hooks, users, beside
 
     def __call__(self, graph: fx.Graph) -> None:
         for user in self._users:
@@ -107,9 +112,7 @@ class OptPassPartitioner(_Hook, compat.CustomPartitionerFn):
     def __init__(self, hooks: Hooks, user: Any) -> None:
         self._hooks, self._users = hooks, () if user is None else (user,)
 
-    def __call__(
-        self, gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         partition = self._users[0] if self._users else compat.min_cut_partition
         forward, backward = partition(gm, joint_inputs, **kwargs)
         self._hooks.on_partitioned(forward, backward)

@@ -39,7 +39,7 @@ def identity(options: Options, passes: list[Pass], device_fingerprint: str) -> s
     Covers the sources, the options except `report` (where to write says nothing about what is compiled), the
     passes that will run with their configuration, and the spec of the device they decide for.
     """
-    settings = {key: value for key, value in options.to_json().items() if key != "report"}
+    settings = _plain({key: value for key, value in options.to_json().items() if key != "report"})
     parts = {
         "source": source_digest(),
         "options": settings,
@@ -50,4 +50,13 @@ def identity(options: Options, passes: list[Pass], device_fingerprint: str) -> s
 
 
 def _plain(config: Any) -> Any:
-    return dataclasses.asdict(config) if dataclasses.is_dataclass(config) and not isinstance(config, type) else config
+    """The configuration as data whose text is the same in every process: sets in order, dataclasses as dicts."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+    if isinstance(config, dict):
+        return {str(key): _plain(value) for key, value in config.items()}
+    if isinstance(config, (set, frozenset)):
+        return sorted((_plain(item) for item in config), key=repr)
+    if isinstance(config, (list, tuple)):
+        return [_plain(item) for item in config]
+    return config

@@ -42,12 +42,15 @@ def check(options: Options, mode: str | None) -> list[str]:
     if isinstance(inner, str) and inner not in (INDUCTOR, AOT_EAGER, EAGER):
         known = [n for n in compat.backends() if n != "optpass"]
         if inner not in known:
-            raise ConfigError(f"options: inner={inner!r}: no such backend; {did_you_mean(inner, known)}")
+            raise ConfigError(f"{options.where('inner')}={inner!r}: no such backend; {did_you_mean(inner, known)}")
     if options.inductor:
         known = list(compat.inductor_config_keys())
         for key in options.inductor:
-            if key.replace("-", "_") not in known:
-                raise ConfigError(f"options: inductor: no setting {key!r}; {did_you_mean(key, known)}")
+            if _setting(key) not in known:
+                value = options.inductor[key]
+                raise ConfigError(
+                    f"{options.where('inductor')}: no setting {key!r} (= {value!r}); {did_you_mean(key, known)}"
+                )
     if mode and mode not in compat.modes():
         raise ConfigError(f"mode={mode!r}: no such mode; {did_you_mean(mode, compat.modes())}")
     if inner != INDUCTOR and (options.inductor or mode):
@@ -57,14 +60,23 @@ def check(options: Options, mode: str | None) -> list[str]:
     return []
 
 
-def serving(inner: str | Callable[..., Any], inputs: Sequence[Any]) -> tuple[str | Callable[..., Any], str | None]:
+def _setting(key: str) -> str:
+    """Inductor takes its settings with `-` for `_`, as on a command line."""
+    return key.replace("-", "_")
+
+
+def _patch(options: Options, setting: str) -> Any:
+    return next((value for key, value in options.inductor.items() if _setting(key) == setting), None)
+
+
+def serving(options: Options, inputs: Sequence[Any]) -> tuple[str | Callable[..., Any], str | None]:
     """The inner compiler that can serve here, and why it is not the one asked for (None if it is)."""
-    if inner != INDUCTOR:
-        return inner, None
+    if options.inner != INDUCTOR:
+        return options.inner, None
     kinds = {v.device.type for v in inputs if isinstance(v, torch.Tensor)}
     problem = compat.triton_problem() if "cuda" in kinds else None
     if problem is None and ("cpu" in kinds or not kinds):
-        problem = compat.cpp_compiler_problem()
+        problem = compat.cpp_compiler_problem(_patch(options, "cpp.cxx"))
     return (AOT_EAGER, problem) if problem else (INDUCTOR, None)
 
 
@@ -99,13 +111,13 @@ def compile_with(
         raise ConfigError(
             f"inner={name_of(inner)!r} returned {type(compiled).__name__}; an inner compiler must return a callable"
         )
-    return compiled  # type: ignore[no-any-return]
+    return compiled  # type: ignore[no-any-return, unused-ignore]
 
 
 def inductor_patches(options: Options, mode: str | None, hooks: Hooks) -> dict[str, Any]:
     """Configuration for one Inductor compile: the mode's, then the user's, then our hooks around theirs."""
     patches: dict[str, Any] = compat.mode_patches(mode) if mode else {}
-    patches |= {key.replace("-", "_"): value for key, value in options.inductor.items()}
+    patches |= {_setting(key): value for key, value in options.inductor.items()}
     config = compat.inductor_config()
 
     def present(key: str) -> Any:
@@ -113,7 +125,9 @@ def inductor_patches(options: Options, mode: str | None, hooks: Hooks) -> dict[s
 
     if compat.HAS_PASS_HOOKS:
         if hasattr(config, "joint_custom_post_pass"):
-            patches["joint_custom_post_pass"] = hooks.joint_pass(present("joint_custom_post_pass"))
+            patches["joint_custom_post_pass"] = hooks.joint_pass(
+                present("joint_custom_post_pass"), present("custom_partitioner_fn")
+            )
         if hasattr(config, "custom_partitioner_fn"):
             patches["custom_partitioner_fn"] = hooks.partitioner(present("custom_partitioner_fn"))
     return patches
@@ -122,9 +136,7 @@ def inductor_patches(options: Options, mode: str | None, hooks: Hooks) -> dict[s
 def _aot_eager(gm: fx.GraphModule, inputs: Sequence[Any], hooks: Hooks) -> Callable[..., Any]:
     """AOTAutograd with nothing behind it, as the registered 'aot_eager', with our hooks in the partitioner."""
 
-    def partition(
-        joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         hooks.on_joint(joint)
         forward, backward = compat.min_cut_partition(joint, joint_inputs, **kwargs)
         hooks.on_partitioned(forward, backward)
@@ -138,7 +150,7 @@ def _aot_eager(gm: fx.GraphModule, inputs: Sequence[Any], hooks: Hooks) -> Calla
     def forward(graph: fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
         return compat.boxed_nop(graph, example_inputs)
 
-    return compat.aot_autograd(  # type: ignore[no-any-return]
+    return compat.aot_autograd(  # type: ignore[no-any-return, unused-ignore]
         fw_compiler=forward,
         bw_compiler=forward,
         inference_compiler=inference,

@@ -66,6 +66,8 @@ def run_pass(item: Pass, gm: fx.GraphModule, ctx: PassContext) -> tuple[PassReco
         if before is not None and result.changed:
             snapshot.check(gm, before, key)
             gm.recompile()
+        elif before is not None and snapshot.modified(gm, before):
+            raise PassError("changed the graph but says that it is unchanged")
         record.applied, record.declined, product = result.applied, result.declined, result.product
     except Exception as error:  # whatever a pass does, the user's run goes on with the old graph
         if before is not None:

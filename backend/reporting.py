@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 from optpass.backend.session import SESSIONS
-from optpass.errors import ConfigError
+from optpass.errors import ConfigError, ReportError
 from optpass.passes.roofline.price import device_record, price
 from optpass.report import store
 from optpass.report.model import Report
+
+log = logging.getLogger(__name__)
 
 
 def build_report(name: str = "") -> Report:
@@ -23,7 +27,10 @@ def build_report(name: str = "") -> Report:
             continue
         priced = price(program, spec)
         collected.set_device(device_record(spec))
-        collected.add_analysis(session.record.id, priced.ops, priced.groups, dict(program.unknown), priced.totals)
+        try:
+            collected.add_analysis(session.record.id, priced.ops, priced.groups, dict(program.unknown), priced.totals)
+        except ReportError as error:  # `reset_report` ran in another thread while this graph was being compiled
+            log.debug("graph %s left out of the report: %s", session.record.id, error)
     return collected.snapshot(name)
 
 

@@ -7,6 +7,7 @@ somebody asks. They hold fake tensors and records only, never the user's data.
 from __future__ import annotations
 
 import logging
+import os
 import statistics
 import threading
 import time
@@ -50,7 +51,7 @@ class Session:
         uuid: str,
     ) -> None:
         collected = store.current()
-        self.gm, self.passes, self.device = gm, passes, device
+        self.passes, self.device = passes, device
         self.record = collected.add_graph(
             GraphRecord(id=collected.next_id(), function=_function_name(gm), nodes=len(gm.graph.nodes))
         )
@@ -60,24 +61,24 @@ class Session:
         self._context = PassContext(options, device, self.record.id, training=False)
         self._aten: tuple[AtenGraph, ...] = ()
         self._source: capture.Source | None = None
+        self._tracing = threading.Lock()
 
     # ---- the stages -------------------------------------------------------------------------------------------
 
-    def before_autograd(self) -> None:
+    def before_autograd(self, gm: fx.GraphModule) -> None:
         """Run the Dynamo-stage passes, and keep what is needed to trace the graph again if the caches hit."""
-        self._run(Stage.DYNAMO, self.gm)
-        self._source = capture.Source.of(self.gm)
+        self._run(Stage.DYNAMO, gm)
+        self._source = capture.Source.of(gm)
 
     def after_compile(self) -> None:
         """Run the compiled-stage passes, if the inner compiler showed us its graphs (not on a cache hit)."""
         if self._aten:
-            self._run(Stage.COMPILED, self.gm)
+            # These passes look at `PassContext.aten`; the Dynamo graph is the inner compiler's by now.
+            self._run(Stage.COMPILED, fx.GraphModule({}, fx.Graph()))
             self._aten, self._source = (), None
 
     def _run(self, stage: Stage, gm: fx.GraphModule) -> None:
-        context = PassContext(
-            self._context.options, self.device, self.record.id, self.record.training, self._aten
-        )  # fmt: skip
+        context = PassContext(self._context.options, self.device, self.record.id, self.record.training, self._aten)
         start = time.perf_counter()
         records = pipeline.run_stage(stage, self.passes, gm, context, self.products)
         with store.current().lock:
@@ -109,17 +110,18 @@ class Session:
 
         None where the pass is disabled, failed, or the graph cannot be traced (a warning says so).
         """
-        if name not in self.products and self._source is not None and any(p.name == name for p in self.passes):
-            source, self._source = self._source, None
-            try:
-                self._aten = source.trace()
-            except Exception as error:  # noqa: BLE001  # a report must not die of one graph; it says which and why
-                text = " ".join(str(error).split())[:200]
-                store.current().warn(f"graph {self.record.id} could not be traced for the report: {text}")
-                return None
-            self.record.training = self.record.training or len(self._aten) > 1
-            self.after_compile()
-        return self.products.get(name)
+        with self._tracing:
+            if name not in self.products and self._source is not None and any(p.name == name for p in self.passes):
+                source, self._source = self._source, None
+                try:
+                    self._aten = source.trace()
+                except Exception as error:  # noqa: BLE001  # a report must not die of one graph; it says which and why
+                    text = " ".join(str(error).split())[:200]
+                    store.current().warn(f"graph {self.record.id} could not be traced for the report: {text}")
+                    return None
+                self.record.training = self.record.training or len(self._aten) > 1
+                self.after_compile()
+            return self.products.get(name)
 
 
 class Timed:
@@ -176,8 +178,14 @@ class Sessions:
         with self._lock:
             self._items.clear()
 
+    def after_fork(self) -> None:
+        """In a forked child: the graphs are the parent's to report, and its lock may be held by a thread not here."""
+        self.__init__()  # type: ignore[misc]
+
 
 SESSIONS = Sessions()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=SESSIONS.after_fork)
 
 
 def _function_name(gm: fx.GraphModule) -> str:

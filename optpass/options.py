@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from optpass.errors import ConfigError, did_you_mean
 
 ENV_PREFIX = "OPTPASS_"
+_ENVIRONMENT = "environment"
 #: Variables that start with the prefix but are not options: set by optpass for its own child processes, or places.
 ENV_RESERVED = frozenset({"OPTPASS_RUN_ID", "OPTPASS_CACHE_DIR", "OPTPASS_DEBUG"})
 
@@ -54,6 +55,12 @@ class Options(BaseModel):
         default_factory=dict, description="Patches for torch._inductor.config, e.g. {'max_autotune': true}."
     )
 
+    _origin: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    def where(self, key: str) -> str:
+        """The layer that set `key` and the name it has there, for messages: `options: inner`."""
+        return _where(self._origin.get(key, "options"), key)
+
     def to_json(self) -> dict[str, Any]:
         """The options as plain data; a callable stands as its qualified name."""
         data: dict[str, Any] = {}
@@ -72,6 +79,11 @@ def _named(value: Any) -> Any:
     if callable(value):
         return f"{getattr(value, '__module__', '?')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
     return value
+
+
+def _where(layer: str, key: str) -> str:
+    """`options: strict`, `/home/me/optpass.toml: strict`, `environment: OPTPASS_STRICT`."""
+    return f"{layer}: {ENV_PREFIX}{key.upper()}" if layer == _ENVIRONMENT else f"{layer}: {key}"
 
 
 def resolve(
@@ -94,11 +106,11 @@ def resolve(
     """
     environ = os.environ if environ is None else environ
     layers: list[tuple[str, Mapping[str, Any]]] = [("options", _checked(explicit or {}, "options"))]
-    found = find_toml(start or Path.cwd())
+    found = _toml_layer(start)
     if found is not None:
         layers.append((str(found[0]), _checked(found[1], str(found[0]))))
     layers.append(("command line", _from_text(cli or {}, "command line")))
-    layers.append(("environment", _from_text(environment_layer(environ), "environment")))
+    layers.append((_ENVIRONMENT, _from_text(environment_layer(environ), _ENVIRONMENT)))
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for name, layer in layers:
@@ -117,21 +129,36 @@ def environment_layer(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def _toml_layer(start: Path | None) -> tuple[Path, Mapping[str, Any]] | None:
+    try:
+        return find_toml(start or Path.cwd())
+    except FileNotFoundError:
+        return None  # the working directory was removed under us: no folder, no file
+
+
 def find_toml(start: Path) -> tuple[Path, Mapping[str, Any]] | None:
     """The nearest `optpass.toml`, or `pyproject.toml` with `[tool.optpass]`, in `start` or a folder above it."""
     for folder in (start, *start.parents):
         own = folder / "optpass.toml"
-        if own.is_file():
+        if _is_file(own):
             return own, read_toml(own)
         project = folder / "pyproject.toml"
-        if project.is_file():
+        if _is_file(project):
             try:
-                table = tomllib.loads(project.read_text(encoding="utf-8")).get("tool", {}).get("optpass")
+                tools = tomllib.loads(project.read_text(encoding="utf-8")).get("tool")
             except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError):
-                table = None  # a broken pyproject.toml is its own tools' business, and says nothing to us
+                tools = None  # a broken pyproject.toml is its own tools' business, and says nothing to us
+            table = tools.get("optpass") if isinstance(tools, dict) else None
             if table is not None:
                 return project, table
     return None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False  # a folder above us that we may not look into
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -151,7 +178,9 @@ def _checked(layer: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         raise ConfigError(f"{where}: expected a table of options, got {type(layer).__name__} {layer!r}")
     for key in layer:
         if key not in Options.model_fields:
-            raise ConfigError(f"{where}: unknown option {key!r}; {did_you_mean(str(key), Options.model_fields)}")
+            named = f"{ENV_PREFIX}{key.upper()}" if where == _ENVIRONMENT else key
+            known = tuple(Options.model_fields)
+            raise ConfigError(f"{where}: unknown option {named!r} (= {layer[key]!r}); {did_you_mean(str(key), known)}")
     return layer
 
 
@@ -177,7 +206,7 @@ def _parse(key: str, text: str, where: str) -> Any:
             "off": False,
         }
         if text.strip().lower() not in words:
-            raise ConfigError(f"{where}: {key}={text!r} is not a boolean; write 1 or 0")
+            raise ConfigError(f"{_where(where, key)}={text!r} is not a boolean; write 1 or 0")
         return words[text.strip().lower()]
     if origin is tuple:
         return tuple(part.strip() for part in text.split(",") if part.strip())
@@ -186,7 +215,7 @@ def _parse(key: str, text: str, where: str) -> Any:
             return tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             raise ConfigError(
-                f"{where}: {key}={text!r} is not an inline table; write {{ max_autotune = true }}"
+                f"{_where(where, key)}={text!r} is not an inline table; write {{ max_autotune = true }}"
             ) from None
     if type(None) in kinds and text.strip().lower() in ("", "none"):
         return None
@@ -195,18 +224,20 @@ def _parse(key: str, text: str, where: str) -> Any:
 
 def _validate(merged: dict[str, Any], origin: Mapping[str, str]) -> Options:
     values = {k: tuple(v) if k == "disable_passes" and isinstance(v, list) else v for k, v in merged.items()}
-    if isinstance(values.get("report"), os.PathLike):
-        values["report"] = os.fspath(values["report"])
+    report: Any = values.get("report")
+    if isinstance(report, os.PathLike):
+        values["report"] = os.fspath(report)
     try:
-        return Options.model_validate(values)
+        options = Options.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0]) if first["loc"] else "?"
         value = merged.get(key)
         want = _wanted(key)
-        raise ConfigError(
-            f"{origin.get(key, 'options')}: {key}={value!r} ({type(value).__name__}) is not {want}"
-        ) from None
+        place = _where(origin.get(key, "options"), key)
+        raise ConfigError(f"{place}={value!r} ({type(value).__name__}) is not {want}") from None
+    options._origin = dict(origin)
+    return options
 
 
 def _wanted(key: str) -> str:

@@ -6,6 +6,7 @@ GB is 10^9 bytes and GiB is 2^30 bytes; neither is ever taken for the other.
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 from optpass.errors import ConfigError
 
@@ -33,19 +34,22 @@ def parse_bytes(value: int | str) -> int:
     factor = _FACTORS.get((match[2] or "b").lower()) if match else None
     if match is None or factor is None:
         raise ConfigError(f"{value!r} is not a size in bytes; write an int, '20GiB' or '500MB'")
-    return int(float(match[1]) * factor)
+    return int(Decimal(match[1]) * factor)  # a float would lose bytes above 2^53
 
 
 def _scaled(value: float, step: float, prefixes: tuple[str, ...], unit: str) -> str:
-    magnitude = float(value)
-    for prefix in prefixes[:-1]:
-        if abs(magnitude) < step:
-            break
-        magnitude /= step
-    else:
-        prefix = prefixes[-1]
-    digits = 0 if magnitude == int(magnitude) and abs(magnitude) < 1000 else (1 if abs(magnitude) >= 100 else 2)
-    return f"{magnitude:.{digits}f} {prefix}{unit}"
+    magnitude, index = float(value), 0
+    # Compared as it will be printed: 999.996 of one prefix is 1.00 of the next.
+    while abs(float(_digits(magnitude))) >= step and index < len(prefixes) - 1:
+        magnitude, index = magnitude / step, index + 1
+    return f"{_digits(magnitude)} {prefixes[index]}{unit}"
+
+
+def _digits(magnitude: float) -> str:
+    """Whole numbers as they are, others with at least three figures."""
+    if magnitude.is_integer():
+        return f"{magnitude:.0f}"
+    return f"{magnitude:.{1 if abs(magnitude) >= 100 else 2}f}"
 
 
 def format_bytes(value: float) -> str:
@@ -65,7 +69,8 @@ def format_rate(value: float, unit: str) -> str:
 
 def format_seconds(value: float) -> str:
     """Seconds in the unit that keeps three figures: `'1.24 ms'`."""
-    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if abs(value) >= factor:
-            return f"{value / factor:.3g} {unit}" if value / factor < 1000 else f"{value / factor:,.0f} {unit}"
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")):
+        scaled = value / factor
+        if abs(float(f"{scaled:.3g}")) >= 1:  # as it will be printed: 999.9 us is 1 ms
+            return f"{scaled:.3g} {unit}" if abs(scaled) < 999.5 else f"{scaled:,.0f} {unit}"
     return f"{value / 1e-9:.3g} ns" if value else "0 s"

@@ -55,7 +55,8 @@ def written(node: fx.Node) -> tuple[list[fx.Node], bool]:
     if isinstance(target, torch._ops.OpOverload):
         return _by_schema(node, target), True
     if isinstance(target, torch._ops.OpOverloadPacket):
-        mutable = any(getattr(target, overload)._schema.is_mutable for overload in target.overloads())
+        names = target.overloads()  # type: ignore[no-untyped-call]
+        mutable = any(getattr(target, name)._schema.is_mutable for name in names)
         return (node.all_input_nodes, False) if mutable else ([], True)
     if target in _INPLACE_OPERATORS:
         return _nodes(node.args[:1]), True

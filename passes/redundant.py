@@ -28,8 +28,9 @@ from optpass.report.model import Site
 #: Ops whose result shares its input's memory, at least where the metadata says so. `detach` and `conj` are links too:
 #: what they change (`requires_grad`, the conjugate bit) is compared.
 VIEW_OPS = frozenset(
-    "contiguous conj detach expand expand_as flatten movedim moveaxis mT narrow permute ravel reshape reshape_as squeeze "
-    "swapaxes swapdims T t to transpose type_as unflatten unsqueeze view view_as float half bfloat16 double type".split()
+    "contiguous conj detach expand expand_as flatten movedim moveaxis mT narrow permute ravel reshape reshape_as "
+    "squeeze swapaxes swapdims T t to transpose type_as unflatten unsqueeze view view_as "
+    "float half bfloat16 double type".split()
 )
 #: Casts by method; `to` and `type` take the dtype as an argument. All are read off the metadata, not the name.
 CAST_OPS = frozenset("to type type_as float half bfloat16 double".split())
@@ -183,7 +184,7 @@ def _cast_trip(node: fx.Node) -> _Trip | None:
 
 def _storage_of(value: torch.Tensor) -> int | None:
     try:
-        return value.untyped_storage()._cdata
+        return int(value.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):  # wrapped by torch.func: no memory of its own to compare
         return None
 

@@ -25,6 +25,7 @@ def selected(options: Options) -> list[Pass]:
     """
     for name in options.disable_passes:
         if name not in names():
-            raise ConfigError(f"options: disable_passes: no pass is called {name!r}; {did_you_mean(name, names())}")
+            where = options.where("disable_passes")
+            raise ConfigError(f"{where}: no pass is called {name!r}; {did_you_mean(name, names())}")
     built = [cls.from_options(options) for cls in PASSES if cls.name not in options.disable_passes]
     return ordered([item for item in built if item is not None])

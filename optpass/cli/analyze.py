@@ -1,7 +1,156 @@
-"""`optpass analyze`."""
+"""`optpass analyze`: reads the flags, shows progress and the result. The analysis itself is `optpass.api.analyze`."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
 
-def analyze() -> None:
-    """Placeholder until its author lands it."""
+import typer
+
+from optpass.cli.flags import Device, Html, Json, Sets, pairs
+from optpass.errors import ConfigError, ReportError
+
+#: Characters of a figure's source in the list of devices; `sources` of the spec has it whole.
+_SOURCE = 60
+
+
+def analyze(
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="TARGET", help="A model's name, file.py:factory, hf:<model_type>, or a .onnx file."),
+    ] = None,
+    size: Annotated[str | None, typer.Option("--size", help="Size of a model by name; default: small.")] = None,
+    set_: Sets = None,
+    train: Annotated[bool, typer.Option("--train", help="Forward and backward, rather than inference.")] = False,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="Dtype of parameters and inputs: fp32, bf16, fp16, fp64.")
+    ] = None,
+    device: Device = None,
+    top: Annotated[int, typer.Option("--top", min=1, metavar="N", help="Rows per table.")] = 10,
+    json: Json = None,
+    html: Html = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the models by name, with their sizes.")] = False,
+    list_devices: Annotated[bool, typer.Option("--list-devices", help="List the devices and their figures.")] = False,
+) -> None:
+    """Predict the time, FLOPs and bytes of every op of a model, without running, compiling or allocating it.
+
+    A factory is a function that returns (module, inputs) or (module, inputs, kwargs); --set passes it arguments.
+    """
+    if list_ or list_devices:
+        if list_:
+            _list_models()
+        if list_devices:
+            _list_devices()
+        return
+    if target is None:
+        raise ConfigError("no target given; see optpass analyze --help, or --list for the models by name")
+    settings = pairs(set_, "--set")
+    for flag, path in (("--json", json), ("--html", html)):
+        check_writable(flag, path)
+    with quiet(), _progress() as told:
+        from optpass.api import analyze as run
+
+        analysis = run(
+            target, device=device, train=train, dtype=dtype, size=size, sets=settings, progress=told
+        )  # fmt: skip
+    from optpass.cli.output import emit
+
+    emit(analysis, json=json, html=html, top=top)
+
+
+def check_writable(flag: str, path: str | None) -> None:
+    """Fail now rather than after a minute of tracing, where the file could not be written.
+
+    Raises:
+        ReportError: naming the flag, the path and the cause.
+    """
+    if path is None or path == "-":
+        return
+    if not path:
+        raise ReportError(f"{flag}: no path given; name a file")
+    file = Path(path).absolute()
+    if file.is_dir():
+        raise ReportError(f"{flag} {path}: is a folder; give a file name in it")
+    if file.exists():
+        if not os.access(file, os.W_OK):
+            raise ReportError(f"{flag} {path}: you may not write to it; give another path")
+        return
+    folder = next(parent for parent in file.parents if parent.exists())
+    if not folder.is_dir():
+        raise ReportError(f"{flag} {path}: {folder} is a file; give a path whose parents are folders")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ReportError(f"{flag} {path}: you may not write in {folder}; give another path")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep standard output for the result: what the user's program prints goes to standard error.
+
+    Torch's own logs of an error are dropped, since the error is told in one line; TORCH_LOGS brings them back.
+    """
+    import logging
+    import warnings
+
+    before = logging.root.manager.disable
+    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+        if "TORCH_LOGS" not in os.environ:
+            warnings.simplefilter("ignore")
+            logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[float | None, str], None] | None]:
+    """A callback that shows what is being done on standard error, where that is a terminal; else None."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from optpass.cli.output import console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("loading", total=None)
+
+        def told(fraction: float | None, text: str) -> None:
+            if fraction is None:
+                bar.update(task, description=text, total=None)
+            else:
+                bar.update(task, description=text, total=1.0, completed=fraction)
+
+        yield told
+
+
+def _list_models() -> None:
+    from optpass.models.registry import describe, names, sizes
+
+    width = max(map(len, names()))
+    columns = max(len(", ".join(sizes(name))) for name in names())
+    for name in names():
+        typer.echo(f"{name:<{width}}  {', '.join(sizes(name)):<{columns}}  {describe(name)}")
+
+
+def _list_devices() -> None:
+    from optpass.passes.devices import DTYPES, table
+
+    shown = [dtype for dtype in DTYPES if any(dtype in spec.peak_flops for spec in table().values())]
+    header = [f"{'key':<18}", *(f"{dtype:>9}" for dtype in shown), f"{'GB/s':>7}", f"{'GiB':>5}", "  name; source of peaks"]
+    typer.echo("Dense matmul peaks in TFLOP/s, memory bandwidth in GB/s.")
+    typer.echo(" ".join(header))
+    for key, spec in table().items():
+        if spec.kind == "cpu":
+            continue
+        peaks = [f"{spec.peak_flops[d] / 1e12:>9.4g}" if d in spec.peak_flops else f"{'-':>9}" for d in shown]
+        memory = f"{spec.memory_bytes / 2**30:>5.0f}" if spec.memory_bytes else f"{'-':>5}"
+        cited = list(dict.fromkeys(v for k, v in spec.sources.items() if k.startswith("peak_flops.")))
+        source = textwrap.shorten(cited[0], _SOURCE, placeholder=" ...") if cited else "-"
+        typer.echo(" ".join([f"{key:<18}", *peaks, f"{spec.bandwidth / 1e9:>7.0f}", memory, f"  {spec.name}; {source}"]))
+    typer.echo("'cpu' is this machine's processor, measured once and cached: optpass env shows its figures.")

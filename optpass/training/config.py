@@ -84,6 +84,12 @@ class TrainingConfig(BaseModel):
         description="Seed of weights, batches and dropout: step n depends on it and on n alone.",
     )
     device: str = Field(default="cpu", min_length=1, description="Device to train on: 'cpu', 'cuda', 'cuda:1', ...")
+    threads: int = Field(
+        default=0,
+        ge=0,
+        description="CPU threads within an op; 0 leaves it to torch, which takes every core. On few cores that others "
+        "use too, 1 is often fastest, for several threads wait for the last of them at the end of every op.",
+    )
     log_every: int = Field(default=10, ge=1, description="Steps between two lines of plain output.")
     out: str = Field(
         default="runs", min_length=1, description="Folder for the run's folder, relative to the working directory."

@@ -6,6 +6,7 @@ too. Nothing here prints: `execute` tells a callback of each step.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import tempfile
 from collections.abc import Callable, Iterator
@@ -155,6 +156,18 @@ def backend_options(options: Options, *, compare: bool) -> dict[str, Any]:
     return values
 
 
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """`count` threads within an op, for eager and for what is compiled inside; 0 changes nothing."""
+    before = torch.get_num_threads()
+    if count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def execute(prepared: Prepared, on_step: OnStep) -> Outcome:
     """Train, and write `report.json` and `report.html` in the run's folder, also when the run ends early.
 
@@ -163,17 +176,16 @@ def execute(prepared: Prepared, on_step: OnStep) -> Outcome:
         KeyboardInterrupt: as it came; the partial report is written.
         ReportError: the report cannot be written.
     """
-    outcome = Outcome()
+    outcome, config = Outcome(), prepared.job.config
     try:
-        for event, other in _steps(prepared):
-            outcome.steps.append(event)
-            if other is not None:
-                outcome.eager.append(other)
-            on_step(event, other)
-        config = prepared.job.config
-        outcome.validation_loss = validation_loss(
-            prepared.model, prepared.batches.validation(VALIDATION_BATCHES), config
-        )
+        with _threads(config.threads):
+            for event, other in _steps(prepared):
+                outcome.steps.append(event)
+                if other is not None:
+                    outcome.eager.append(other)
+                on_step(event, other)
+            held_out = prepared.batches.validation(VALIDATION_BATCHES)
+            outcome.validation_loss = validation_loss(prepared.model, held_out, config)
         outcome.status = "done"
     except KeyboardInterrupt:
         _end(prepared, outcome, "interrupted", "stopped by the user")

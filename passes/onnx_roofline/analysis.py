@@ -23,7 +23,16 @@ from optpass.passes.onnx_roofline.dims import Dims
 from optpass.passes.onnx_roofline.epilogue import absorb_biases
 from optpass.passes.onnx_roofline.infer import Inference
 from optpass.passes.onnx_roofline.load import graphs_of, load_model
-from optpass.passes.onnx_roofline.value import DTYPES, PACKED, PARAMETER_TYPES, DtypeMap, Item, Sequence, Value, stored_bytes
+from optpass.passes.onnx_roofline.value import (
+    DTYPES,
+    PACKED,
+    PARAMETER_TYPES,
+    DtypeMap,
+    Item,
+    Sequence,
+    Value,
+    stored_bytes,
+)
 from optpass.passes.onnx_roofline.walk import Op, Walker
 from optpass.passes.roofline.extract import Extractor, tensors
 from optpass.passes.roofline.flops import OpCost
@@ -97,7 +106,9 @@ def _inputs(graph: onnx.GraphProto, dims: Dims) -> dict[str, Item]:
         if value.name in stored:
             continue
         if not value.type.HasField("tensor_type"):
-            found[value.name] = Sequence(None) if value.type.HasField("sequence_type") else Value(0, None, name=value.name)
+            found[value.name] = (
+                Sequence(None) if value.type.HasField("sequence_type") else Value(0, None, name=value.name)
+            )
             continue
         tensor = value.type.tensor_type
         shape = None
@@ -144,7 +155,9 @@ def _op(op: Op, x: Extractor, parts: list[OpInfo], path: Path) -> OpInfo:
     main = max(parts, key=lambda p: p.cost.flops if p.cost is not None else -1, default=None)
     reads, writes = _moved(op, cost, parts)
     if cost is not None and op.repeat > 1:
-        cost = OpCost(cost.flops * op.repeat, cost.kind, cost.mnk, cost.batch * op.repeat, cost.transcendental * op.repeat)
+        cost = OpCost(
+            cost.flops * op.repeat, cost.kind, cost.mnk, cost.batch * op.repeat, cost.transcendental * op.repeat
+        )
     located = next((p for p in parts if p.file is not None), None)
     return OpInfo(
         name=op.name,
@@ -184,7 +197,9 @@ def _moved(op: Op, cost: OpCost | None, parts: list[OpInfo]) -> tuple[int, int]:
 
 def _stored(node: fx.Node) -> int:
     value = node.meta["val"]
-    return sum(stored_bytes(t) for t in (value if isinstance(value, tuple) else (value,)) if isinstance(t, torch.Tensor))
+    return sum(
+        stored_bytes(t) for t in (value if isinstance(value, tuple) else (value,)) if isinstance(t, torch.Tensor)
+    )
 
 
 _VIEWS = frozenset({"view", "permute", "select", "slice", "expand", "alias", "getitem", "split_with_sizes"})
@@ -207,7 +222,9 @@ def _origin(node: fx.Node, own: set[fx.Node]) -> fx.Node | None:
 # ---- kernels ----------------------------------------------------------------------------------------------------
 
 
-def _group(program: Program, groups: list[GroupInfo], ops: list[Op], parts: list[list[OpInfo]], owner: dict[int, int]) -> None:
+def _group(
+    program: Program, groups: list[GroupInfo], ops: list[Op], parts: list[list[OpInfo]], owner: dict[int, int]
+) -> None:
     """Kernels over ONNX ops in place of calls; each op is listed by the kernel that does most of its work."""
     for number, pieces in enumerate(parts):
         placed = [p for p in pieces if p.group is not None]

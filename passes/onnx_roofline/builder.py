@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 
@@ -36,6 +36,13 @@ def meta_of(node: fx.Node) -> torch.Tensor:
     value = node.meta["val"]
     assert isinstance(value, torch.Tensor)
     return value
+
+
+def wrap(axis: int, rank: int) -> int:
+    """A non-negative axis. Raises IndexError where the value has no such axis."""
+    if not -rank <= axis < max(rank, 1):
+        raise IndexError(f"axis {axis} of a value of rank {rank}")
+    return axis % max(rank, 1)
 
 
 def opaque(*inputs: object) -> None:
@@ -90,11 +97,12 @@ class Builder:
         return value.node
 
     def collapse(self, out: object) -> fx.Node:
-        """All calls of the current op so far as one kernel that costs as much as they; their temporaries stay inside."""
-        inside, self.mine = self.mine, []
+        """All calls of the current op so far as one kernel of their cost; what lies between them stays inside."""
+        inside = self.mine
         outside = [a for node in inside for a in node.all_input_nodes if self.owner.get(a) != self.current]
         cost = combine([cost_of(node) for node in inside])
         self.erase(inside)
+        self.mine = []
         kernel = self.call(opaque, tuple(dict.fromkeys(outside)), {}, out)
         kernel.meta["cost"] = cost
         return kernel
@@ -110,13 +118,15 @@ class Builder:
     def map(self, name: str, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> fx.Node:
         """An elementwise call: the result has the broadcast sizes of the arguments and the first one's dtype."""
         metas = [meta_of(a) for a in args if isinstance(a, fx.Node)]
-        shape = torch.broadcast_shapes(*(m.shape for m in metas))
+        shape = np.broadcast_shapes(*(tuple(m.shape) for m in metas))
         return self.emit(name, *args, out=torch.empty(shape, dtype=dtype or metas[0].dtype, device="meta"), **kwargs)
 
-    def reduce(self, name: str, x: fx.Node, dims: list[int], *rest: Any, keep: bool = True, first: tuple[Any, ...] = ()) -> fx.Node:
+    def reduce(
+        self, name: str, x: fx.Node, dims: list[int], *rest: Any, keep: bool = True, first: tuple[Any, ...] = ()
+    ) -> fx.Node:
         """A reduction over `dims`; `first` goes between the input and the dims."""
         meta = meta_of(x)
-        wrapped = {d % meta.dim() for d in dims} if meta.dim() else set()
+        wrapped = {wrap(d, meta.dim()) for d in dims} if meta.dim() else set()
         shape = [1 if d in wrapped else s for d, s in enumerate(meta.shape) if keep or d not in wrapped]
         out = torch.empty(shape, dtype=meta.dtype, device="meta")
         return self.emit(name, x, *first, sorted(wrapped), keep, *rest, out=out)
@@ -147,14 +157,8 @@ class Builder:
         """A view of a range of one dim; bounds as in Python, so large ones mean the end."""
         whole = [slice(None)] * meta_of(x).dim()
         whole[dim] = slice(start, end, step)
-        return self.emit("slice.Tensor", x, dim % len(whole), start, end, step, out=meta_of(x)[tuple(whole)])
+        return self.emit("slice.Tensor", x, wrap(dim, len(whole)), start, end, step, out=meta_of(x)[tuple(whole)])
 
     def zeros(self, shape: Size, dtype: torch.dtype) -> fx.Node:
         """A constant that costs nothing."""
         return self.emit("zeros", list(shape), out=torch.empty(shape, dtype=dtype, device="meta"))
-
-    def rows(self, x: fx.Node, dims: list[int]) -> int:
-        """How many groups a reduction over `dims` makes."""
-        meta = meta_of(x)
-        wrapped = {d % meta.dim() for d in dims} if meta.dim() else set()
-        return prod(s for d, s in enumerate(meta.shape) if d not in wrapped)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,9 +139,11 @@ class Call:
 
 
 def _element(elem: int) -> str:
-    return {0: "an element type that is not known", 8: "text, which has no arithmetic"}.get(elem, "sizes that no tensor can have")
+    return {0: "an element type that is not known", 8: "text, which has no arithmetic"}.get(
+        elem, "sizes that no tensor can have"
+    )
 
 
 #: Nodes of the outputs in order (None for one that is left out), or one node; raises `NotKnown`.
-Result = fx.Node | list[fx.Node | None]
+Result = fx.Node | Iterable[fx.Node | None]
 Rule = Callable[[Call], Result]

@@ -55,7 +55,8 @@ def _number(item: Item) -> Any:
 
 
 def _graph(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
-    return next(a.g for a in node.attribute if a.name == name)
+    found: onnx.GraphProto = next(a.g for a in node.attribute if a.name == name)
+    return found
 
 
 def _attr(node: onnx.NodeProto, name: str, default: Any) -> Any:
@@ -122,7 +123,9 @@ def _scan_output(w: Walker, node: onnx.NodeProto, slices: list[Item], trips: int
     return Value(first.elem, tuple(shape), w.b.emit("stack", parts, axis, out=out))
 
 
-def _stacked(w: Walker, node: onnx.NodeProto, frame: Frame, scans: list[list[Item]], trips: int, axes: list[int]) -> list[Item]:
+def _stacked(
+    w: Walker, node: onnx.NodeProto, frame: Frame, scans: list[list[Item]], trips: int, axes: list[int]
+) -> list[Item]:
     if not scans:
         return []
     op = w.ops[w.begin("", node, frame)]
@@ -184,6 +187,8 @@ def _scan(w: Walker, node: onnx.NodeProto, frame: Frame, inputs: list[Item]) -> 
     if frame.opsets.get("", 1) < 9:
         specs = [w.infer.declared_spec(name) or Spec(0, None) for name in node.output]
         return w.expand(Call("Scan", "", 8, {}, inputs, [*specs], w.b), node, frame)  # it had a batch dim; no rule
+    if not 0 < count <= len(inputs):
+        raise ValueError(f"it scans {count} of {len(inputs)} inputs")
     state, sources = list(inputs[: len(inputs) - count]), inputs[len(inputs) - count :]
     axes = _attr(node, "scan_input_axes", [0] * count)
     first = sources[0] if sources else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import fx
 
@@ -18,7 +19,7 @@ def cost_of(node: fx.Node) -> OpCost | None:
         found: OpCost | None = node.meta["cost"]
         return found
 
-    def load(n: fx.Node) -> object:
+    def load(n: fx.Node) -> Any:
         return n.meta["val"]
 
     args = fx.node.map_arg(node.args, load)

@@ -47,7 +47,9 @@ class Dims:
         self.assumed: list[str] = []
         for name, size in bound.items():
             if name not in self.names:
-                raise ConfigError(f"{where}: has no symbolic dimension {name!r}; {did_you_mean(name, sorted(self.names))}")
+                raise ConfigError(
+                    f"{where}: has no symbolic dimension {name!r}; {did_you_mean(name, sorted(self.names))}"
+                )
             if isinstance(size, bool) or not isinstance(size, int) or size < 0:
                 raise ConfigError(f"{where}: dimension {name!r} cannot be {size!r}; give a whole number, 0 or more")
         self.values = dict(bound)
@@ -110,7 +112,9 @@ def _allowed(node: ast.AST) -> bool:
     if isinstance(node, ast.Constant):
         return isinstance(node.value, int)
     kinds = (ast.Name, ast.BinOp, ast.Call, ast.UnaryOp, ast.USub, ast.Load)
-    return isinstance(node, (*kinds, *_OPERATORS)) and (not isinstance(node, ast.Call) or isinstance(node.func, ast.Name))
+    return isinstance(node, (*kinds, *_OPERATORS)) and (
+        not isinstance(node, ast.Call) or isinstance(node.func, ast.Name)
+    )
 
 
 def evaluate(text: str, lookup: Callable[[str], int | None]) -> int | None:

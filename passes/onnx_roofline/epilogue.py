@@ -34,7 +34,9 @@ def absorb_biases(ops: list[Op]) -> int:
 
 def _operands(add: fx.Node, products: set[fx.Node]) -> tuple[fx.Node | None, fx.Node | None]:
     """(product, bias) of an addition of a vector of weights to a product nothing else uses; else Nones."""
-    for product, bias in (add.args[:2], add.args[1::-1]):
+    if len(add.args) != 2:
+        return None, None
+    for product, bias in (add.args, add.args[::-1]):
         if not (isinstance(product, fx.Node) and isinstance(bias, fx.Node)):
             continue
         if product not in products or len(product.users) != 1 or bias.op != "placeholder":

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 FOLD_ELEMENTS = 1024
 #: What a malformed node makes ONNX's Python code raise; the node is then reported as unknown.
 MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, ArithmeticError, AssertionError)
-_RANDOM = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial Dropout".split())
+_RANDOM = frozenset(
+    "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial Dropout".split()
+)
 
 
 class Inference:
@@ -34,7 +36,13 @@ class Inference:
         self.onnx = require_onnx()
         self.dims, self.declared, self.ir_version = dims, declared, ir_version
         self._types: dict[tuple[int, tuple[int, ...] | None], onnx.TypeProto] = {}
-        self._errors = (self.onnx.shape_inference.InferenceError, self.onnx.defs.SchemaError, *MALFORMED)
+        onnx = self.onnx
+        self._errors = (
+            onnx.shape_inference.InferenceError,
+            onnx.defs.SchemaError,
+            onnx.checker.ValidationError,
+            *MALFORMED,
+        )
 
     # ---- sizes ------------------------------------------------------------------------------------------------
 
@@ -42,9 +50,9 @@ class Inference:
         self, node: onnx.NodeProto, op: str, domain: str, version: int, inputs: list[Item], attrs: dict[str, Any]
     ) -> tuple[list[Spec | None], str]:
         """One spec per output (None for those left out, element type 0 where nothing is known), and what went wrong."""
-        sizes = Sizes(op, inputs, attrs)
+        sizes = Sizes(op, inputs, attrs, len(node.output))
         found, trouble = self._asked(node, op, domain, version, inputs, sizes)
-        most = at_most(sizes) if domain == "" else None
+        most = self._most(sizes) if domain == "" else None
         specs: list[Spec | None] = []
         for index, name in enumerate(node.output):
             if not name:
@@ -56,6 +64,13 @@ class Inference:
                 spec = most[index]
             specs.append(spec)
         return specs, trouble
+
+    @staticmethod
+    def _most(sizes: Sizes) -> list[Spec] | None:
+        try:
+            return at_most(sizes)
+        except MALFORMED:
+            return None
 
     def _asked(
         self, node: onnx.NodeProto, op: str, domain: str, version: int, inputs: list[Item], sizes: Sizes
@@ -73,7 +88,9 @@ class Inference:
         except self._errors as error:
             return [], str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
-    def _schema(self, node: onnx.NodeProto, domain: str, op: str, version: int, inputs: list[Item]) -> list[Spec | None]:
+    def _schema(
+        self, node: onnx.NodeProto, domain: str, op: str, version: int, inputs: list[Item]
+    ) -> list[Spec | None]:
         onnx = self.onnx
         schema = onnx.defs.get_schema(op, version, domain)
         renamed = onnx.NodeProto(op_type=op, domain=domain, output=node.output, attribute=node.attribute)

@@ -14,6 +14,7 @@ from optpass.errors import ConfigError
 
 if TYPE_CHECKING:
     import onnx
+    from onnx import ModelProto
 
 #: Elements above which the data of a tensor is dropped: more than a shape, a set of axes or a scale needs.
 KEEP_ELEMENTS = 4096
@@ -29,7 +30,9 @@ def require_onnx() -> Any:
     try:
         import onnx
     except ImportError as error:
-        raise ConfigError(f"reading .onnx files needs the onnx package ({error}): pip install 'optpass[onnx]'") from error
+        raise ConfigError(
+            f"reading .onnx files needs the onnx package ({error}): pip install 'optpass[onnx]'"
+        ) from error
     return onnx
 
 
@@ -43,11 +46,13 @@ def load_model(path: Path) -> onnx.ModelProto:
     from google.protobuf.message import DecodeError
 
     data = _read(path)
-    model = onnx.ModelProto()
+    model: ModelProto = onnx.ModelProto()
     try:
         model.ParseFromString(data)
     except DecodeError as error:
-        raise ConfigError(f"{path}: not an ONNX model, or a truncated one ({error}); export or download it again") from error
+        raise ConfigError(
+            f"{path}: not an ONNX model, or a truncated one ({error}); export or download it again"
+        ) from error
     del data
     graph = model.graph
     if not model.HasField("graph") or not (graph.node or graph.output or graph.initializer):
@@ -56,6 +61,8 @@ def load_model(path: Path) -> onnx.ModelProto:
         raise ConfigError(f"{path}: names no opset version, so its ops have no meaning; export it again")
     for tensor in _initializers(graph):
         _drop_data(tensor)
+    if _damaged(model):
+        raise ConfigError(f"{path}: holds names that are not text, so it is damaged; export or download it again")
     return model
 
 
@@ -100,5 +107,25 @@ def _drop_data(tensor: onnx.TensorProto) -> None:
     for size in tensor.dims:
         count *= size
     if count > KEEP_ELEMENTS:
-        for field in ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data"):
+        for field in (
+            "raw_data",
+            "float_data",
+            "int32_data",
+            "int64_data",
+            "double_data",
+            "uint64_data",
+            "string_data",
+        ):
             tensor.ClearField(field)
+
+
+def _damaged(message: Any) -> bool:
+    """Whether a text field holds bytes that are no UTF-8, which protobuf hands on as bytes."""
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_MESSAGE:
+            if any(_damaged(item) for item in ((value,) if hasattr(value, "ListFields") else value)):
+                return True
+        elif field.type == field.TYPE_STRING:
+            if any(isinstance(item, bytes) for item in ((value,) if isinstance(value, (str, bytes)) else value)):
+                return True
+    return False

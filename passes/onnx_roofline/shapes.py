@@ -23,6 +23,7 @@ class Sizes:
     op: str
     inputs: list[Item]
     attrs: dict[str, Any]
+    outputs: int = 1
 
     def value(self, index: int) -> Value | None:
         """Input `index`, if it is a tensor."""
@@ -222,7 +223,10 @@ def _attention(s: Sizes) -> list[Spec]:
     heads = int(s.attrs["num_heads"])
     sizes = s.attrs.get("qkv_hidden_sizes") or [w[-1] // 3] * 3
     before = past[3] if past else 0
-    return [Spec(s.elem(), (*x[:-1], int(sizes[2]))), Spec(s.elem(), (2, x[0], heads, before + x[1], int(sizes[1]) // heads))]
+    return [
+        Spec(s.elem(), (*x[:-1], int(sizes[2]))),
+        Spec(s.elem(), (2, x[0], heads, before + x[1], int(sizes[1]) // heads)),
+    ]
 
 
 @_register("MultiHeadAttention")
@@ -268,6 +272,28 @@ def _standard_attention(s: Sizes) -> list[Spec]:
         Spec(s.elem(2), (q[0], kv_heads, length, dv)),
         Spec(s.elem(), (q[0], heads, rows, length)),
     ]
+
+
+@_register("Split", domain="")
+def _split(s: Sizes) -> list[Spec]:
+    """ONNX aborts the process where the node has another number of outputs than it says."""
+    x, sizes = s.shape(0), s.value(1)
+    if x is None:
+        return [Spec(s.elem(), None)] * s.outputs
+    axis = s.attrs.get("axis", 0)
+    if not -len(x) <= axis < len(x):
+        raise ValueError(f"axis {axis} of a value of rank {len(x)}")
+    axis %= len(x)
+    if s.attrs.get("num_outputs", s.outputs) != s.outputs:
+        raise ValueError(f"it has {s.outputs} outputs, not {s.attrs['num_outputs']}")
+    step = -(-x[axis] // s.outputs)
+    parts: list[int | None] = [max(min(step, x[axis] - i * step), 0) for i in range(s.outputs)]
+    if sizes is not None or "split" in s.attrs:
+        const = sizes.const if sizes is not None else np.asarray(s.attrs["split"])
+        parts = [int(n) for n in const.reshape(-1)] if const is not None else [None] * s.outputs
+    if len(parts) != s.outputs or any(n is not None and n < 0 for n in parts):
+        raise ValueError(f"it splits into {parts} but has {s.outputs} outputs")
+    return [Spec(s.elem(), (*x[:axis], n, *x[axis + 1 :])) for n in parts]
 
 
 @_register("STFT", domain="")

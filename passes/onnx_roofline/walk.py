@@ -17,6 +17,7 @@ from torch import fx
 from optpass.errors import ConfigError
 from optpass.passes.onnx_roofline.builder import Builder, opaque
 from optpass.passes.onnx_roofline.call import Call, NotKnown, ShapeNotKnown
+from optpass.passes.onnx_roofline.cost import cost_of
 from optpass.passes.onnx_roofline.infer import MALFORMED, Inference
 from optpass.passes.onnx_roofline.rules import rule_of
 from optpass.passes.onnx_roofline.source import metadata
@@ -88,7 +89,9 @@ class Walker:
     def graph(self, graph: onnx.GraphProto, frame: Frame) -> list[Item]:
         """Walk a graph whose inputs are in the frame's scope already."""
         if frame.depth > DEEPEST:
-            raise ConfigError(f"{self.path}: graphs or functions are nested more than {DEEPEST} deep; is one of them recursive?")
+            raise ConfigError(
+                f"{self.path}: graphs or functions are nested more than {DEEPEST} deep; is one of them recursive?"
+            )
         for tensor in graph.initializer:
             frame.scope[tensor.name] = self.infer.tensor(tensor, tensor.name)
         for sparse in graph.sparse_initializer:
@@ -101,7 +104,17 @@ class Walker:
     # ---- one node ---------------------------------------------------------------------------------------------
 
     def node(self, node: onnx.NodeProto, frame: Frame) -> None:
-        """Walk one node: a function's body, control flow, a constant, or an op."""
+        """Walk one node; one that its own op's definition forbids is unknown."""
+        try:
+            self._node(node, frame)
+        except (StopIteration, *MALFORMED) as error:
+            op = self.ops[self.begin(_domain(node.domain), node, frame)]
+            op.reason = f"its inputs and attributes do not fit ({_first_line(error)})"
+            self.finish(op, [])
+            self._bind(node, [Value(0, None) for _ in node.output], frame)
+
+    def _node(self, node: onnx.NodeProto, frame: Frame) -> None:
+        """A function's body, control flow, a constant, or an op."""
         from optpass.passes.onnx_roofline.control import control_of
 
         domain = _domain(node.domain)
@@ -116,12 +129,16 @@ class Walker:
             self._bind(node, handler(self, node, frame, inputs), frame)
         elif node.op_type == "Constant" and domain == "":
             self._constant(node, frame)
+        elif node.op_type == "Identity" and inputs and isinstance(inputs[0], Sequence):
+            self._bind(node, inputs, frame)
         else:
             self._plain(node, domain, frame, inputs)
 
     def _plain(self, node: onnx.NodeProto, domain: str, frame: Frame, inputs: list[Item]) -> None:
         version = frame.opsets.get(domain, 1)
-        attrs = attributes({a.name: self.infer.onnx.helper.get_attribute_value(a) for a in node.attribute if _plain_attribute(a)})
+        attrs = attributes(
+            {a.name: self.infer.onnx.helper.get_attribute_value(a) for a in node.attribute if _plain_attribute(a)}
+        )
         specs, trouble = self.infer.specs(node, node.op_type, domain, version, inputs, attrs)
         numbers = self.infer.fold(node, domain, version, inputs, specs)
         if numbers is not None:
@@ -141,7 +158,9 @@ class Walker:
             if rule is None:
                 raise NotKnown("no rule counts this op")
             made = rule(call)
-            results = list(made) if isinstance(made, list) else [made]
+            results = [made] if isinstance(made, fx.Node) else [*made]
+            for each in self.b.mine:  # a rule that takes malformed sizes shows here, not when the program is made
+                cost_of(each)
         except ShapeNotKnown as error:
             op.reason = str(error)
             results = self._opaque(call)
@@ -225,7 +244,9 @@ class Walker:
             raise ConfigError(f"{self.path}: function {function.name!r} calls itself, or calls are nested too deep")
         scope: Scope = {}
         for place, formal in enumerate(function.input):
-            scope[formal] = frame.scope.get(node.input[place]) if place < len(node.input) and node.input[place] else None
+            scope[formal] = (
+                frame.scope.get(node.input[place]) if place < len(node.input) and node.input[place] else None
+            )
         attrs = {a.name: a for a in function.attribute_proto} | {a.name: a for a in node.attribute}
         opsets = {_domain(o.domain): o.version for o in function.opset_import}
         prefix = f"{frame.prefix}{node.name or function.name}/"
@@ -238,7 +259,7 @@ class Walker:
         """The node with references to the function's attributes replaced by their values."""
         if not any(a.ref_attr_name for a in node.attribute):
             return node
-        copy = self.infer.onnx.NodeProto()
+        copy: onnx.NodeProto = self.infer.onnx.NodeProto()
         copy.CopyFrom(node)
         del copy.attribute[:]
         for attribute in node.attribute:

@@ -6,27 +6,27 @@ The probes are in `calibration_probes` and `calibration_compiled`, what they fou
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
 import logging
 import os
-import platform
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 
+from optpass.errors import ReportError
 from optpass.passes.devices import DeviceSpec
 from optpass.passes.devices.dtypes import DTYPES
 from optpass.passes.roofline import calibration_compiled as loops
 from optpass.passes.roofline import calibration_probes as probes
 from optpass.passes.roofline.calibration_clock import Budget
 from optpass.passes.roofline.calibration_data import VERSION, CpuCalibration, GemmFit, fit_gemm
+from optpass.report.environment import cpu_model
+from optpass.report.files import write_text
 
-__all__ = ["CpuCalibration", "cached_spec", "calibrated_spec", "measure", "spec_of"]
+__all__ = ["CpuCalibration", "cache_folder", "cached_spec", "calibrated_spec", "measure", "spec_of"]
 
 log = logging.getLogger(__name__)
 
@@ -79,14 +79,16 @@ def _measure(tell: Report) -> CpuCalibration:
         if samples:
             gemm[dtype] = fit_gemm(samples, bandwidth, gemm.get("float32"))
     tell(0.3, "convolutions")
-    conv = fit_gemm(probes.convolutions(budget), bandwidth)
+    conv = fit_gemm(probes.convolutions(budget), bandwidth, tiles=(1, 16))
     ratios = [2.0 * forward / backward for forward, backward in probes.convolution_gradients(budget)]
     tell(0.36, "attention")
     attention = probes.attention(budget)
     tell(0.4, "kernel calls")
-    kernel_s, graph_s = loops.call_seconds(budget)
+    kernel_s, graph_s, backward_s = loops.call_seconds(budget)
     tell(0.6, "compiled loops")
     element_s, idle, compiled = loops.element_seconds(budget)
+    element_s |= {"sort": probes.sort_seconds(budget), "bag": probes.bag_seconds(budget)}
+    element_s["unroll"] = probes.unroll_seconds(budget, gemm["float32"].rate)
     threads = torch.get_num_threads()
     # The idle call enters one parallel region per loop; what it takes beyond a plain call is theirs.
     region = (idle - graph_s - 2 * kernel_s) / len(loops.CLASSES) if compiled and threads > 1 else 0.0
@@ -95,20 +97,26 @@ def _measure(tell: Report) -> CpuCalibration:
     return CpuCalibration(
         cpu=cpu, cores=cores, threads=threads, torch=str(torch.__version__), gemm=gemm, conv=conv,
         conv_backward=sum(ratios) / len(ratios), attention=attention, bandwidth=bandwidth, element_s=element_s,
-        kernel_s=kernel_s, graph_s=graph_s, region_s=max(_LEAST_REGION_S, region) if threads > 1 else 0.0,
-        fault_s=fault_s, compiled=compiled,
+        kernel_s=kernel_s, graph_s=graph_s, backward_s=backward_s, fault_s=fault_s, compiled=compiled,
+        region_s=max(_LEAST_REGION_S, region) if threads > 1 else 0.0,
     )  # fmt: skip
 
 
 def spec_of(calibration: CpuCalibration) -> DeviceSpec:
-    """The device that a calibration describes: its peaks are the rates of large products, its bandwidth a large copy's."""
+    """The device that a calibration describes.
+
+    Its peaks are the highest rates that large products (for float32, convolutions too) were measured at, of which
+    matrix products reach `efficiency`; its bandwidth is a large copy's.
+    """
     source = f"measured on this machine: {calibration.threads} threads, torch {calibration.torch}"
-    peaks = {dtype: fit.peak for dtype, fit in calibration.gemm.items() if dtype in DTYPES}
+    rates = {dtype: fit.peak for dtype, fit in calibration.gemm.items() if dtype in DTYPES}
+    peaks = rates | {"float32": max(rates["float32"], calibration.conv.peak)}
     figures = [*(f"{kind}.{dtype}" for kind in ("peak_flops", "efficiency") for dtype in peaks)]
     figures += ["bandwidth", "bandwidth_efficiency", "launch_s", "memory_bytes"]
     memory = _memory_bytes()
     return DeviceSpec(
-        key="cpu", name=calibration.cpu, kind="cpu", peak_flops=peaks, efficiency=dict.fromkeys(peaks, 1.0),
+        key="cpu", name=calibration.cpu, kind="cpu", peak_flops=peaks,
+        efficiency={dtype: rates[dtype] / peak for dtype, peak in peaks.items()},
         bandwidth=calibration.bandwidth.values[-1], bandwidth_efficiency=1.0, memory_bytes=memory, sm_count=None,
         l2_bytes=None, launch_s=calibration.kernel_s, nvlink_bytes_per_s=None, pcie_bytes_per_s=None,
         capability=None, sources={f: source for f in figures if f != "memory_bytes" or memory}, cpu=calibration,
@@ -126,9 +134,9 @@ def _remember(found: CpuCalibration) -> None:
     path = _path()
     _in_memory[path] = found
     try:
-        _write(path, found.to_json())
-    except OSError as error:
-        log.warning("the CPU calibration is kept for this process only: cannot write %s: %s", path, error.strerror or error)
+        write_text(found.to_json(), path)
+    except ReportError as error:
+        log.warning("the CPU calibration is kept for this process only: %s", error)
     _read.cache_clear()
 
 
@@ -153,27 +161,19 @@ def _read(path: Path) -> CpuCalibration | None:
         return None
 
 
-def _write(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+def cache_file() -> Path:
+    """Where this processor's calibration is kept, under this torch and thread count; it need not be there."""
+    return _path()
 
 
 def _path() -> Path:
     """The file for this processor, torch and thread count."""
     key = json.dumps([VERSION, *(str(v) for v in _identity().values())])
-    return _folder() / f"cpu-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    return cache_folder() / f"cpu-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
-def _folder() -> Path:
+def cache_folder() -> Path:
+    """Where calibrations are kept: `$OPTPASS_CACHE_DIR`, else `optpass` in the user's cache folder."""
     own = os.environ.get("OPTPASS_CACHE_DIR")
     if own:
         return Path(own).expanduser()
@@ -187,16 +187,10 @@ def _identity() -> dict[str, object]:
     return {"cpu": cpu, "cores": cores, "threads": torch.get_num_threads(), "torch": str(torch.__version__)}
 
 
-@functools.cache
 def _processor() -> tuple[str, int]:
     """Model name and logical processors that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name" and value.strip():
-                return " ".join(value.split()), cores
-    return platform.processor() or platform.machine() or "unknown CPU", cores
+    return cpu_model(), cores
 
 
 def _memory_bytes() -> int | None:

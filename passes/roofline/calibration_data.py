@@ -10,8 +10,8 @@ import bisect
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 #: Raised when the meaning of a field or the way it is measured changes: older files are measured anew.
@@ -34,6 +34,7 @@ class GemmFit:
         m_half, n_half, k_half: extents at which half of the peak is lost.
         call_s: seconds that a call costs besides.
         narrow: factor for products of few columns.
+        n_tile: columns of a register tile; 1 where none was found.
     """
 
     peak: float
@@ -42,10 +43,13 @@ class GemmFit:
     k_half: float
     call_s: float
     narrow: float = 1.0
+    n_tile: int = 1
 
     def rate(self, m: float, n: float, k: float) -> float:
         """FLOP/s that one product of these sizes runs at, the call aside."""
         part = m / (m + self.m_half) * n / (n + self.n_half) * k / (k + self.k_half)
+        if n > 1:  # products of one column are not tiled: they are bound by memory
+            part *= n / (math.ceil(n / self.n_tile) * self.n_tile)
         return self.peak * part * (self.narrow if 1 < n < NARROW else 1.0)
 
 
@@ -81,9 +85,11 @@ class CpuCalibration:
         attention: FLOP/s of the fused attention kernel by 'forward' and 'backward'.
         bandwidth: bytes read and written per second by a copy, over the bytes that it touches.
         element_s: seconds per element and operation in a compiled loop, by class of operation
-            (see `calibration_compiled.CLASSES`); loads and stores aside.
+            (`calibration_compiled.CLASSES`), loads and stores aside; and of library kernels `sort` per comparison,
+            `bag` per gradient element of an embedding bag, `unroll` per element of im2col.
         kernel_s: one call of a compiled kernel or a library routine from the compiled wrapper.
-        graph_s: one call of a compiled graph: guards, wrapper, autograd's bookkeeping.
+        graph_s: one call of a compiled graph besides its kernels: guards and wrapper.
+        backward_s: what training adds to that: autograd's bookkeeping and the call of the backward graph.
         region_s: entering and leaving a parallel loop.
         fault_s: per byte of memory that is touched for the first time after the system handed it out.
         compiled: False where no compiler was found and eager kernels stood in for compiled loops.
@@ -101,6 +107,7 @@ class CpuCalibration:
     element_s: Mapping[str, float]
     kernel_s: float
     graph_s: float
+    backward_s: float
     region_s: float
     fault_s: float
     compiled: bool = True
@@ -119,7 +126,7 @@ class CpuCalibration:
         """The calibration that `to_json` wrote.
 
         Raises:
-            ValueError: not JSON, another version, a field missing or unknown, or a figure that is not a positive number.
+            ValueError: not JSON, another version, a field missing or unknown, or an impossible figure.
         """
         try:
             data = json.loads(text)
@@ -139,10 +146,11 @@ class CpuCalibration:
 
     def check(self) -> None:
         """Raises ValueError unless every figure is finite and in its range."""
-        positive: list[Any] = [self.kernel_s, self.graph_s, self.conv_backward, *self.attention.values()]
+        positive: list[Any] = [self.kernel_s, self.graph_s, self.backward_s, self.conv_backward]
+        positive += self.attention.values()
         positive += [*self.bandwidth.sizes, *self.bandwidth.values]
         for fit in (*self.gemm.values(), self.conv):
-            positive += [fit.peak, fit.narrow]
+            positive += [fit.peak, fit.narrow, fit.n_tile]
         rest: list[Any] = [self.region_s, self.fault_s, *self.element_s.values()]
         for fit in (*self.gemm.values(), self.conv):
             rest += [fit.m_half, fit.n_half, fit.k_half, fit.call_s]
@@ -169,8 +177,13 @@ class GemmSample:
     seconds: float
 
 
-def fit_gemm(samples: Sequence[GemmSample], bandwidth: Curve, start: GemmFit | None = None) -> GemmFit:
-    """The `GemmFit` with the least mean of a Huber loss in log(predicted / measured) over the samples.
+def fit_gemm(
+    samples: Sequence[GemmSample],
+    bandwidth: Curve,
+    start: GemmFit | None = None,
+    tiles: Sequence[int] = (1, 8, 16, 32),
+) -> GemmFit:
+    """The `GemmFit` with the least mean Huber loss in log(predicted / measured) over the samples.
 
     A pattern search over the logarithms of the five parameters (Hooke and Jeeves, JACM 8(2), 1961): few samples, and
     no library needed. Huber's loss, because a sample that another process disturbed is too slow by any factor.
@@ -179,26 +192,31 @@ def fit_gemm(samples: Sequence[GemmSample], bandwidth: Curve, start: GemmFit | N
     Args:
         samples: at least one; those of 2 to 15 columns count for `narrow` only.
         bandwidth: what holds products that move more than they compute.
-        start: where to begin, for example another dtype's fit.
+        start: where to begin, for example another dtype's fit; its tile is kept.
+        tiles: columns of a register tile to try.
     """
     wide = [s for s in samples if not 1 < s.n < NARROW] or list(samples)
-    begin = start or GemmFit(max(_flops(s) / s.seconds for s in wide), 2.0, 4.0, 4.0, 1e-6)
     peak = max(_flops(s) / s.seconds for s in wide)
+    begin = start or GemmFit(peak, 2.0, 4.0, 4.0, 1e-6)
     point = [math.log(v) for v in (peak, begin.m_half, begin.n_half, begin.k_half, begin.call_s)]
 
-    def loss(at: Sequence[float]) -> float:
-        fit = _fit(at)
-        total = sum(_huber(math.log(gemm_seconds(fit, *_sizes(s), bandwidth) / s.seconds)) for s in wide)
-        # Extents that no sample bears on drift without this pull towards where the search began.
-        return total / len(wide) + 1e-3 * sum((a - b) ** 2 for a, b in zip(at[1:], point[1:], strict=True))
+    def search(tile: int) -> tuple[float, GemmFit]:
+        def loss(at: Sequence[float]) -> float:
+            fit = _fit(at, tile)
+            total = sum(_huber(math.log(gemm_seconds(fit, *_sizes(s), bandwidth) / s.seconds)) for s in wide)
+            # Extents that no sample bears on drift without this pull towards where the search began.
+            return total / len(wide) + 1e-3 * sum((a - b) ** 2 for a, b in zip(at[1:], point[1:], strict=True))
 
-    found = _fit(_pattern_search(loss, point))
+        value, at = _pattern_search(loss, point)
+        return value, _fit(at, tile)
+
+    found = min((search(tile) for tile in (tiles if start is None else (begin.n_tile,))), key=lambda pair: pair[0])[1]
     narrow = [s for s in samples if 1 < s.n < NARROW]
     if not narrow or narrow == wide:
         return found
     ratios = [gemm_seconds(found, *_sizes(s), bandwidth) / s.seconds for s in narrow]
     factor = math.exp(sum(math.log(r) for r in ratios) / len(ratios))
-    return GemmFit(found.peak, found.m_half, found.n_half, found.k_half, found.call_s, min(1.0, factor))
+    return replace(found, narrow=min(1.0, factor))
 
 
 def gemm_seconds(fit: GemmFit, m: float, n: float, k: float, batch: float, moved: float, bandwidth: Curve) -> float:
@@ -220,13 +238,15 @@ def _flops(sample: GemmSample) -> float:
     return 2.0 * sample.m * sample.n * sample.k * sample.batch
 
 
-def _fit(at: Sequence[float]) -> GemmFit:
+def _fit(at: Sequence[float], tile: int) -> GemmFit:
     # Bounds keep a noisy sample from buying a nonsensical parameter.
     peak, m_half, n_half, k_half, call_s = (math.exp(min(v, 60.0)) for v in at)
-    return GemmFit(peak, min(m_half, 512.0), min(n_half, 512.0), min(k_half, 512.0), min(call_s, 1e-3))
+    return GemmFit(peak, min(m_half, 512.0), min(n_half, 512.0), min(k_half, 512.0), min(call_s, 1e-3), 1.0, tile)
 
 
-def _pattern_search(loss: Any, start: Sequence[float]) -> list[float]:
+def _pattern_search(
+    loss: Callable[[Sequence[float]], float], start: Sequence[float]
+) -> tuple[float, list[float]]:
     """Least `loss` near `start`: step along one axis at a time, with shorter steps once none helps."""
     point, steps = list(start), [0.4] * len(start)
     best = loss(point)
@@ -243,4 +263,4 @@ def _pattern_search(loss: Any, start: Sequence[float]) -> list[float]:
                 steps[axis] *= 0.6
         if max(steps) < 0.01:
             break
-    return point
+    return best, point

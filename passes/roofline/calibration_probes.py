@@ -6,7 +6,7 @@ Inputs are random, never zeros: processors and libraries take short cuts on zero
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,17 +23,24 @@ FLOAT32_SHAPES = (
     (1, 32, 32, 32), (1, 64, 64, 64), (1, 128, 128, 128), (1, 256, 256, 256), (1, 512, 512, 512), (1, 384, 1024, 512),
     (1, 16, 512, 512), (1, 4, 512, 256), (1, 1, 512, 512), (1, 512, 1, 512), (1, 512, 16, 256), (1, 512, 33, 256),
     (1, 512, 8, 128), (1, 256, 512, 16), (1, 200, 600, 200), (1, 200, 200, 800), (1, 64, 2048, 64),
-    (1, 1024, 64, 256), (8, 128, 128, 33), (8, 128, 33, 128), (16, 64, 64, 64), (64, 16, 16, 16), (32, 27, 27, 64),
+    (1, 1024, 64, 256), (8, 128, 128, 33), (8, 128, 33, 128), (1, 256, 21, 256), (1, 256, 40, 128), (4, 256, 24, 256),
+    (1, 128, 72, 256), (16, 64, 64, 64), (64, 16, 16, 16), (32, 27, 27, 64),
 )  # fmt: skip
 #: For the other dtypes, whose loss at the edges starts from float32's.
-FEW_SHAPES = ((1, 64, 64, 64), (1, 256, 256, 256), (1, 512, 512, 512), (1, 16, 512, 512), (1, 256, 512, 32), (8, 128, 32, 128))
-INT8_SHAPES = ((1, 64, 64, 64), (1, 256, 256, 256), (1, 512, 512, 512), (1, 32, 512, 512))
+FEW_SHAPES = (
+    (1, 64, 64, 64), (1, 256, 256, 256), (1, 512, 512, 512), (1, 16, 512, 512), (1, 256, 512, 32), (8, 128, 32, 128),
+)  # fmt: skip
+SHAPES: Mapping[str, tuple[tuple[int, int, int, int], ...]] = {
+    "float32": FLOAT32_SHAPES,
+    "int8": ((1, 64, 64, 64), (1, 256, 256, 256), (1, 512, 512, 512), (1, 32, 512, 512)),
+}
 OTHER_DTYPES = ("bfloat16", "float16", "float64")
 
 #: (batch, C_in, H = W, C_out, taps per side, stride, groups)
 CONVOLUTIONS = (
     (2, 32, 16, 32, 3, 1, 1), (2, 64, 32, 64, 3, 1, 1), (1, 128, 28, 128, 3, 1, 1), (2, 64, 28, 128, 1, 1, 1),
-    (2, 3, 64, 64, 7, 2, 1), (4, 3, 64, 128, 8, 8, 1), (1, 256, 8, 256, 3, 1, 1), (2, 16, 16, 16, 3, 1, 1),
+    (2, 3, 64, 64, 7, 2, 1), (4, 3, 64, 128, 8, 8, 1), (2, 256, 8, 256, 3, 1, 1), (2, 16, 16, 16, 3, 1, 1),
+    (2, 63, 20, 63, 3, 1, 1), (2, 100, 16, 50, 3, 1, 1),
 )  # fmt: skip
 BACKWARD_CONVOLUTIONS = CONVOLUTIONS[1:3]
 
@@ -69,13 +76,10 @@ def _once(call: Callable[[], object]) -> float:
 
 def products(dtype: str, budget: Budget) -> list[GemmSample]:
     """Matrix products of a dtype; empty where this torch or this processor cannot do them."""
-    if dtype == "int8":
-        shapes, make = INT8_SHAPES, _integer_product
-    else:
-        shapes, make = (FLOAT32_SHAPES if dtype == "float32" else FEW_SHAPES), _product
+    make = _integer_product if dtype == "int8" else _product
     kind: torch.dtype = getattr(torch, dtype)
     found = []
-    for batch, m, n, k in shapes:
+    for batch, m, n, k in SHAPES.get(dtype, FEW_SHAPES):
         try:
             seconds = fastest(make(kind, batch, m, n, k), budget)
         except (RuntimeError, NotImplementedError, AttributeError):
@@ -104,35 +108,48 @@ def convolutions(budget: Budget) -> list[GemmSample]:
     """Forward convolutions, in the channels-last layout that the inner compiler gives them, as products."""
     found = []
     for shape in CONVOLUTIONS:
-        x, weight, _, stride, groups = _convolution(shape)
-        seconds = fastest(lambda: F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2, groups=groups), budget)  # noqa: B023
-        out = F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2, groups=groups)
-        m, n, k = out.numel() // out.shape[1], out.shape[1] // groups, weight[0].numel()
-        moved = 4 * (x.numel() + weight.numel() + out.numel())
-        found.append(GemmSample(m, n, k, groups, moved, seconds))
+        forward, _ = _convolution(shape)
+        batch, c_in, side, c_out, taps, _, groups = shape
+        out = forward()
+        weights = c_out * (c_in // groups) * taps * taps
+        moved = 4 * (batch * c_in * side * side + weights + out.numel())
+        m, n, k = out.numel() // c_out, c_out // groups, weights // c_out
+        found.append(GemmSample(m, n, k, groups, moved, fastest(forward, budget)))
     return found
+
+
+def unroll_seconds(budget: Budget, rate: Callable[[int, int, int], float]) -> float:
+    """Seconds per element of im2col, which small convolutions of one image take instead of oneDNN's own kernel.
+
+    Args:
+        rate: FLOP/s of a float32 product of M, N, K, whose part of the time is taken off.
+    """
+    side, channels, taps = 16, 64, 3
+    forward, _ = _convolution((1, channels, side, channels, taps, 1, 1))
+    m, k = side * side, channels * taps * taps
+    product = 2.0 * m * channels * k / rate(channels, m, k)
+    return max(0.0, fastest(forward, budget) - product) / (m * k)
 
 
 def convolution_gradients(budget: Budget) -> list[tuple[float, float]]:
     """(forward, both gradients) of some convolutions, in seconds; the gradients do twice the forward's arithmetic."""
-    found = []
-    for shape in BACKWARD_CONVOLUTIONS:
-        x, weight, out, stride, groups = _convolution(shape)
-        pad = weight.shape[-1] // 2
-        gradient = torch.rand_like(out)
-        gradients = torch.ops.aten.convolution_backward.default
-        args = (gradient, x, weight, [0], [stride] * 2, [pad] * 2, [1, 1], False, [0, 0], groups, [True, True, False])
-        forward = fastest(lambda: F.conv2d(x, weight, stride=stride, padding=pad, groups=groups), budget)  # noqa: B023
-        found.append((forward, fastest(lambda: gradients(*args), budget)))  # noqa: B023
-    return found
+    return [(fastest(f, budget), fastest(b, budget)) for f, b in map(_convolution, BACKWARD_CONVOLUTIONS)]
 
 
-def _convolution(shape: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor, int, int]:
+def _convolution(shape: tuple[int, ...]) -> tuple[Callable[[], Tensor], Callable[[], Any]]:
+    """The forward, and the gradients of input and weight, of a convolution of `CONVOLUTIONS`."""
     batch, c_in, side, c_out, taps, stride, groups = shape
-    last = torch.channels_last
+    last, pad = torch.channels_last, taps // 2
     x = torch.rand(batch, c_in, side, side).to(memory_format=last)
     weight = (torch.rand(c_out, c_in // groups, taps, taps) - 0.5).to(memory_format=last)
-    return x, weight, F.conv2d(x, weight, stride=stride, padding=taps // 2, groups=groups), stride, groups
+
+    def forward() -> Tensor:
+        return F.conv2d(x, weight, stride=stride, padding=pad, groups=groups)
+
+    gradient = torch.rand_like(forward())
+    backward: Callable[..., Any] = torch.ops.aten.convolution_backward.default
+    args = (gradient, x, weight, [0], [stride] * 2, [pad] * 2, [1, 1], False, [0, 0], groups, [True, True, False])
+    return forward, lambda: backward(*args)
 
 
 def attention(budget: Budget) -> dict[str, float]:
@@ -147,3 +164,20 @@ def attention(budget: Budget) -> dict[str, float]:
     backward = fastest(lambda: torch.autograd.grad(out, (query, key, value), gradient, retain_graph=True), budget)
     work = 4.0 * batch * heads * length * length * width
     return {"forward": work / forward, "backward": 2.5 * work / backward}
+
+
+def sort_seconds(budget: Budget) -> float:
+    """Seconds per comparison of a stable sort of integers, n log2 n of them."""
+    keys = torch.randint(0, 1 << 20, (4096,))
+    return fastest(lambda: torch.sort(keys, stable=True), budget) / (4096 * 12)
+
+
+def bag_seconds(budget: Budget) -> float:
+    """Seconds per gradient element of the backward of an embedding bag (sum), whose table is small."""
+    table = torch.rand(1024, 64, requires_grad=True)
+    indices, offsets = torch.randint(0, 1024, (4096,)), torch.arange(0, 4096, 4)
+    with torch.enable_grad():
+        out = F.embedding_bag(indices, table, offsets, mode="sum")
+    gradient = torch.rand_like(out)
+    seconds = fastest(lambda: torch.autograd.grad(out, table, gradient, retain_graph=True), budget)
+    return seconds / (indices.numel() * table.shape[1])

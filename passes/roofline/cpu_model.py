@@ -11,6 +11,8 @@ et al., "Analytic performance modeling and analysis of detailed neuron simulatio
 from __future__ import annotations
 
 import functools
+import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from optpass.passes.roofline.program import OpInfo
 
-#: Elements per thread below which the inner compiler leaves a loop serial (`torch._inductor.config.cpp.min_chunk_size`).
+#: Elements per thread below which the inner compiler leaves a loop serial (`config.cpp.min_chunk_size`).
 SERIAL_ELEMENTS = 512
 
 #: Class of an op's library function by words in its name; the first that fits. The rest count as `exp`.
@@ -35,6 +37,9 @@ _FUNCTIONS = (
 )
 _DIVISIONS = ("div", "true_divide", "reciprocal", "sigmoid", "silu", "softmax", "remainder", "fmod")
 _HALVES = ("bfloat16", "float16")
+#: Input elements up to which a convolution of batch 1 is unrolled, see `unrolled`.
+_UNROLLED_ELEMENTS = 20480
+_FIRST_SHAPE = re.compile(r"\w+\[(\d+(?:, \d+)+)\]")
 #: Lanes of a vector, for loops that run element by element (scans, sorts) and cost this much more per operation.
 _LANES = 8
 
@@ -83,10 +88,29 @@ class CpuModel:
             return self._called(cost.flops / self.c.attention[way], moved, 0.0)
         m, n, k = cost.mnk or (1, 1, 1)
         if kind == "conv":
-            speed = self.c.conv_backward if "backward" in op.target else 1.0
-            return self._called(cost.flops / (self.c.conv.rate(m, n, k) * speed), moved, self.c.conv.call_s)
+            return self._convolution(op, m, n, k, moved)
         fit = self.c.gemm.get(op.dtype) or self.c.gemm["float32"]
         return self._called(cost.flops / fit.rate(m, n, k), moved, fit.call_s)
+
+    def _convolution(self, op: OpInfo, m: int, n: int, k: int, moved: int) -> Estimate:
+        """A convolution as a product; of a gradient, `mnk` is that of the input's: [M, C_out] x [C_out, K]."""
+        cost = op.cost
+        assert cost is not None
+        backward = "backward" in op.target
+        if backward:
+            n, k = k, n
+        products = cost.flops / (2 * m * n * k * cost.batch)  # 2 for both gradients
+        if unrolled(op, n * k):
+            # One im2col (or col2im) per product, whose rows are the output's channels.
+            columns = m * k * cost.batch * max(1.0, products)
+            compute = cost.flops / self.c.gemm["float32"].rate(n, m, k) + columns * self.c.element_s["unroll"]
+            return self._called(compute, moved, self.c.conv.call_s)
+        speed = self.c.conv_backward if backward else 1.0
+        wide = self.c.gemm.get(op.dtype)
+        if wide is not None:
+            speed *= wide.peak / self.c.gemm["float32"].peak
+        call = self.c.conv.call_s * max(1.0, products)
+        return self._called(cost.flops / (self.c.conv.rate(m, n, k) * speed), moved, call)
 
     def _called(self, compute: float, moved: int, call: float) -> Estimate:
         memory = moved / self.c.bandwidth.at(moved) if moved else 0.0
@@ -121,10 +145,12 @@ class CpuModel:
             return max(cost.flops, 1) * table["random"]
         if cost.kind == "reduction":
             return cost.flops * max(table["arithmetic"], table["reduce_inner"] - table["load"] / 2)
-        if cost.kind in ("scan", "sort", "other", "fft", "rnn"):
+        if cost.kind == "sort":
+            return cost.flops * table["sort"]
+        if cost.kind in ("scan", "other", "fft", "rnn"):
             return cost.flops * table["arithmetic"] * _LANES
         if cost.kind == "indexing" and cost.flops:
-            return cost.flops * table["scatter"]
+            return cost.flops * table["bag" if "embedding_bag" in name else "scatter"]
         plain = cost.flops - cost.transcendental
         seconds = plain * table["arithmetic"]
         if cost.transcendental:
@@ -133,6 +159,24 @@ class CpuModel:
             # One division among the plain operations of each element.
             seconds += max(1, cost.transcendental or plain) * table["divide"]
         return seconds
+
+
+def unrolled(op: OpInfo, weights: int) -> bool:
+    """Whether a convolution runs as im2col and a matrix product instead of in oneDNN.
+
+    As `use_mkldnn` of aten/src/ATen/native/Convolution.cpp: float32, one group, a batch of 1, an input of at most
+    20480 elements. (Filters larger than 3 x 3 go to oneDNN as well; their size is not known here.)
+    """
+    cost = op.cost
+    first = _FIRST_SHAPE.match(op.shape)
+    if cost is None or first is None or op.dtype != "float32" or cost.batch > 1:
+        return False
+    sizes = [int(size) for size in first[1].split(",")]
+    if "backward" in op.target:
+        elements = math.prod(sizes)
+    else:
+        elements = op.reads // 4 - weights
+    return sizes[0] == 1 and elements <= _UNROLLED_ELEMENTS
 
 
 @functools.lru_cache(maxsize=4096)

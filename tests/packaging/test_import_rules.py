@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -34,7 +35,10 @@ def test_contracts_hold(root: Path) -> None:
 def test_every_part_of_the_package_is_in_a_contract(root: Path, project: dict[str, Any]) -> None:
     contracts = project["tool"]["importlinter"]["contracts"]
     covered = {
-        name.strip() for contract in contracts for layer in contract.get("layers", ()) for name in layer.split("|")
+        name.strip()
+        for contract in contracts
+        for layer in contract.get("layers", ())
+        for name in re.split(r"[|:]", layer)
     }
     covered |= {name for contract in contracts for name in contract.get("source_modules", ())}
     parts = {

@@ -116,7 +116,12 @@ def _rotary(c: Call) -> Result:
         for i, name in enumerate(("sub", "add"))
     ]
     rest = [c.b.slice(split, -1, 2 * half, width)] if width > 2 * half else []
-    whole = c.b.emit("cat", [*turned, *rest], -1, out=torch.empty((batch, heads, length, width), dtype=meta_of(x).dtype, device="meta"))
+    whole = c.b.emit(
+        "cat",
+        [*turned, *rest],
+        -1,
+        out=torch.empty((batch, heads, length, width), dtype=meta_of(x).dtype, device="meta"),
+    )
     return flat(c, whole)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import fx
 
-from optpass.passes.onnx_roofline.builder import meta_of
-from optpass.passes.onnx_roofline.call import Call, Result
+from optpass.passes.onnx_roofline.builder import meta_of, wrap
+from optpass.passes.onnx_roofline.call import Call, NotKnown, Result
 from optpass.passes.onnx_roofline.rules.registry import register
 
 
@@ -14,10 +15,11 @@ def _gather(c: Call) -> Result:
     """By a known scalar a view of one slice, of a table's rows an embedding, else index_select."""
     x, axis, index = c.t(0), c.attr("axis", 0), c.const(1)
     rank = meta_of(x).dim()
-    if index is not None and index.shape == () and meta_of(x).shape[axis % rank] > 0:
-        size = meta_of(x).shape[axis % rank]
-        return c.b.select(x, axis % rank, min(max(int(index), -size), size - 1))
-    if axis % rank == 0 and rank == 2:
+    axis = wrap(axis, rank)
+    size = meta_of(x).shape[axis]
+    if index is not None and index.shape == () and size > 0:
+        return c.b.select(x, axis, min(max(int(index), -size), size - 1))
+    if axis == 0 and rank == 2:
         return c.emit("embedding", x, c.t(1))
     return c.emit("index_select", x, axis, c.t(1))
 
@@ -32,9 +34,17 @@ def _gather_nd(c: Call) -> Result:
     return c.emit("index.Tensor", c.t(0), [c.t(1)])
 
 
+def _target(c: Call) -> fx.Node:
+    """What is scattered into: it has the sizes of the result."""
+    x = c.t(0)
+    if meta_of(x).shape != c.out().shape:
+        raise NotKnown(f"a result {list(c.out().shape)} does not fit its first input {list(meta_of(x).shape)}")
+    return x
+
+
 @register("Scatter", "ScatterElements")
 def _scatter(c: Call) -> Result:
-    x, index, source, axis = c.t(0), c.t(1), c.t(2), c.attr("axis", 0)
+    x, index, source, axis = _target(c), c.t(1), c.t(2), c.attr("axis", 0)
     reduction = c.attr("reduction", "none")
     if reduction == "none":
         return c.emit("scatter.src", x, axis, index, source)
@@ -46,7 +56,7 @@ def _scatter(c: Call) -> Result:
 @register("ScatterND")
 def _scatter_nd(c: Call) -> Result:
     """Rows at coordinates; where it accumulates, one operation per element of the updates."""
-    x, index, source = c.t(0), c.t(1), c.t(2)
+    x, index, source = _target(c), c.t(1), c.t(2)
     if c.attr("reduction", "none") == "none":
         return c.emit("index_put", x, [index], source)
     return c.emit("scatter_reduce.two", x, 0, source, source, c.attr("reduction"))
@@ -54,7 +64,7 @@ def _scatter_nd(c: Call) -> Result:
 
 @register("TensorScatter")
 def _tensor_scatter(c: Call) -> Result:
-    return c.emit("slice_scatter", c.t(0), c.t(1), c.attr("axis", -2))
+    return c.emit("slice_scatter", _target(c), c.t(1), c.attr("axis", -2))
 
 
 @register("OneHot")

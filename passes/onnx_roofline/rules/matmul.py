@@ -12,10 +12,18 @@ from optpass.passes.onnx_roofline.rules.pointwise import swish
 from optpass.passes.onnx_roofline.rules.registry import MICROSOFT, register
 
 
+def _product(c: Call, a: fx.Node, b: fx.Node, bias: fx.Node | None = None) -> fx.Node:
+    """a @ b; the bias is the epilogue's."""
+    left, right = meta_of(a).shape, meta_of(b).shape
+    if not left or not right or left[-1] != right[-2 if len(right) > 1 else 0]:
+        raise NotKnown(f"{list(left)} and {list(right)} do not multiply")
+    return c.emit("matmul", a, b) if bias is None else c.emit("addmm", bias, a, b)
+
+
 @register("MatMul", "MatMulInteger")
 @register("DynamicQuantizeMatMul", "MatMulIntegerToFloat", domain=MICROSOFT)
 def _matmul(c: Call) -> Result:
-    return c.emit("matmul", c.t(0), c.t(1))
+    return _product(c, c.t(0), c.t(1))
 
 
 @register("QLinearMatMul")
@@ -23,7 +31,7 @@ def _matmul(c: Call) -> Result:
 def _qlinear_matmul(c: Call) -> Result:
     """Inputs: a, its scale and zero point, b, ..."""
     a = _flipped(c, c.t(0), c.attr("transA", 0))
-    return c.emit("matmul", a, _flipped(c, c.t(3), c.attr("transB", 0)))
+    return _product(c, a, _flipped(c, c.t(3), c.attr("transB", 0)))
 
 
 def _flipped(c: Call, x: fx.Node, transpose: int) -> fx.Node:
@@ -45,15 +53,14 @@ def _fused_matmul(c: Call) -> Result:
     for index, side in ((0, "A"), (1, "B")):
         x = _batch_flipped(c, c.t(index), c.attr(f"transBatch{side}", 0))
         sides.append(_flipped(c, x, c.attr(f"trans{side}", 0)))
-    return c.emit("matmul", *sides)
+    return _product(c, sides[0], sides[1])
 
 
 @register("Gemm")
 @register("FusedGemm", domain=MICROSOFT)
 def _gemm(c: Call) -> Result:
     a, b = _flipped(c, c.t(0), c.attr("transA", 0)), _flipped(c, c.t(1), c.attr("transB", 0))
-    bias = optional(c, 2)
-    return c.emit("mm", a, b) if bias is None else c.emit("addmm", bias, a, b)
+    return _product(c, a, b, optional(c, 2))
 
 
 @register("MatMulNBits", "MatMulBnb4", domain=MICROSOFT)
@@ -68,9 +75,13 @@ def _einsum(c: Call) -> Result:
     return c.emit("einsum", c.attr("equation"), [c.t(i) for i in range(len(c.inputs))])
 
 
-def convolve(c: Call, x: fx.Node, w: fx.Node, bias: fx.Node | None, groups: int, out: torch.Tensor, transposed: bool = False) -> fx.Node:
+def convolve(
+    c: Call, x: fx.Node, w: fx.Node, bias: fx.Node | None, groups: int, out: torch.Tensor, transposed: bool = False
+) -> fx.Node:
     """aten.convolution; strides, padding and dilation show in `out` alone."""
-    rank = meta_of(w).dim() - 2
+    rank, channels = meta_of(w).dim() - 2, meta_of(x).shape[1]
+    if channels != meta_of(w).shape[0 if transposed else 1] * (1 if transposed else groups):
+        raise NotKnown(f"a weight {list(meta_of(w).shape)} in {groups} groups does not fit {channels} channels")
     ones, zeros = [1] * rank, [0] * rank
     return c.emit("convolution", x, w, bias, ones, zeros, ones, transposed, zeros, groups, out=out)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from optpass.passes.onnx_roofline.builder import meta_of
+from optpass.passes.onnx_roofline.builder import meta_of, wrap
 from optpass.passes.onnx_roofline.call import Call, Result
 from optpass.passes.onnx_roofline.rules.registry import MICROSOFT, register
 
@@ -13,7 +13,7 @@ from optpass.passes.onnx_roofline.rules.registry import MICROSOFT, register
 def _moments(c: Call, x: fx.Node, dims: list[int]) -> tuple[fx.Node, fx.Node]:
     """(variance, mean) over dims, kept as 1."""
     meta = meta_of(x)
-    wrapped = sorted({d % meta.dim() for d in dims})
+    wrapped = sorted({wrap(d, meta.dim()) for d in dims})
     shape = [1 if d in wrapped else s for d, s in enumerate(meta.shape)]
     out = torch.empty(shape, dtype=meta.dtype, device="meta")
     both = c.b.emit("var_mean.correction", x, wrapped, out=(out, out), correction=0, keepdim=True)
@@ -53,7 +53,7 @@ def _pick(c: Call, *found: fx.Node | None) -> Result:
 
 def _trailing(c: Call) -> list[int]:
     rank = meta_of(c.t(0)).dim()
-    return list(range(c.attr("axis", -1) % rank, rank))
+    return list(range(wrap(c.attr("axis", -1), rank), rank))
 
 
 @register("LayerNormalization")

@@ -206,4 +206,4 @@ def _dropout(c: Call) -> Result:
     ratio = float(rate.reshape(-1)[0]) if rate is not None else 0.5
     mask = torch.empty(c.out().shape, dtype=torch.bool, device="meta")
     both = c.emit("native_dropout", x, ratio, True, out=(c.out(), mask))
-    return list(c.b.parts(both))[: 2 if c.wants(1) else 1]
+    return [*c.b.parts(both)][: 2 if c.wants(1) else 1]

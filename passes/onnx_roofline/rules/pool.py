@@ -59,7 +59,9 @@ def _roi_align(c: Call) -> Result:
     fine = (rois, channels, height * ratio, width * ratio)
     places = c.b.zeros((rois, *fine[2:], 2), out.dtype)
     regions = c.b.zeros((rois, *meta_of(x).shape[1:]), out.dtype)
-    samples = c.b.emit("grid_sampler_2d", regions, places, 0, 0, True, out=torch.empty(fine, dtype=out.dtype, device="meta"))
+    samples = c.b.emit(
+        "grid_sampler_2d", regions, places, 0, 0, True, out=torch.empty(fine, dtype=out.dtype, device="meta")
+    )
     name = "avg_pool2d" if c.attr("mode", "avg") == "avg" else "max_pool2d"
     c.b.emit(name, samples, [ratio, ratio], out=out)
     c.b.emit("alias", x, out=meta_of(x))  # the features are read, in place of the stand-ins above

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from optpass.passes.onnx_roofline.builder import meta_of
+from optpass.passes.onnx_roofline.builder import meta_of, wrap
 from optpass.passes.onnx_roofline.call import Call, NotKnown, Result
 from optpass.passes.onnx_roofline.rules.registry import register
 
@@ -62,7 +62,7 @@ def _scan(c: Call) -> Result:
 def _softmax_dims(c: Call) -> list[int]:
     """Before opset 13 the axis starts a flattened row; since then it is the row."""
     rank = max(meta_of(c.t(0)).dim(), 1)
-    axis = c.attr("axis", 1 if c.version < 13 else -1) % rank
+    axis = wrap(c.attr("axis", 1 if c.version < 13 and rank > 1 else -1), rank)
     return list(range(axis, rank)) if c.version < 13 else [axis]
 
 

@@ -18,7 +18,9 @@ def _recurrent(c: Call) -> Result:
     activations = {a.lower() for a in c.attr("activations", [])}
     name = _OPS.get(c.op, "rnn_relu.input" if activations == {"relu"} else "rnn_tanh.input")
     if activations - _USUAL and name != "rnn_relu.input":
-        raise NotKnown(f"it has activations that torch's layer does not have: {', '.join(sorted(activations - _USUAL))}")
+        raise NotKnown(
+            f"it has activations that torch's layer does not have: {', '.join(sorted(activations - _USUAL))}"
+        )
     x, w, r = c.t(0), c.t(1), c.t(2)
     hidden, directions = meta_of(r).shape[-1], meta_of(w).shape[0]
     batch_first = bool(c.attr("layout", 0))

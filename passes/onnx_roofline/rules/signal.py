@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from optpass.passes.onnx_roofline.builder import meta_of
+from optpass.passes.onnx_roofline.builder import meta_of, wrap
 from optpass.passes.onnx_roofline.call import Call, NotKnown, Result
 from optpass.passes.onnx_roofline.rules.norm import optional
 from optpass.passes.onnx_roofline.rules.reduction import log_softmax
@@ -43,12 +43,19 @@ def _dft(c: Call) -> Result:
         if c.has(2):
             raise NotKnown("its axis is an input of the model")
         axis = rank - 2 if c.version >= 20 else 1
-    axis %= rank
+    axis = wrap(axis, rank)
     onesided, inverse = bool(c.attr("onesided", 0)), bool(c.attr("inverse", 0))
     if onesided and inverse:
         half = torch.empty(meta_of(x).shape[:-1], dtype=torch.complex64, device="meta")
         spectrum = c.b.emit("view_as_complex", x, out=half)
-        c.b.emit("_fft_c2r", spectrum, [axis], 2, out.shape[axis], out=torch.empty(out.shape[:-1], dtype=out.dtype, device="meta"))
+        c.b.emit(
+            "_fft_c2r",
+            spectrum,
+            [axis],
+            2,
+            out.shape[axis],
+            out=torch.empty(out.shape[:-1], dtype=out.dtype, device="meta"),
+        )
     else:
         points = _scalar(c, 1) or (meta_of(x).shape[axis] if onesided else out.shape[axis])
         _transform(c, x, axis, meta_of(x).shape[-1] == 1, points, onesided)

@@ -6,7 +6,7 @@ from math import prod
 
 from torch import fx
 
-from optpass.passes.onnx_roofline.builder import meta_of
+from optpass.passes.onnx_roofline.builder import meta_of, wrap
 from optpass.passes.onnx_roofline.call import Call, NotKnown, Result, ShapeNotKnown
 from optpass.passes.onnx_roofline.rules.registry import register
 
@@ -28,7 +28,7 @@ def _reshape(c: Call) -> Result:
 def _transpose(c: Call) -> Result:
     x = c.t(0)
     rank = meta_of(x).dim()
-    return c.b.permute(x, [d % rank for d in c.attr("perm", list(reversed(range(rank))))])
+    return c.b.permute(x, [wrap(d, rank) for d in c.attr("perm", list(reversed(range(rank))))])
 
 
 @register("Expand")
@@ -49,7 +49,7 @@ def _slice(c: Call) -> Result:
         step = steps[place] if steps else 1
         if step < 0:
             return c.emit("flip", x, [axis])
-        x = c.b.slice(x, axis % rank, starts[place], ends[place], step)
+        x = c.b.slice(x, wrap(axis, rank), starts[place], ends[place], step)
     if meta_of(x).shape != out.shape:
         raise NotKnown("its starts and ends do not give the sizes that shape inference gives")
     return x
@@ -58,7 +58,7 @@ def _slice(c: Call) -> Result:
 @register("Split")
 def _split(c: Call) -> Result:
     x = c.t(0)
-    axis = c.attr("axis", 0) % max(meta_of(x).dim(), 1)
+    axis = wrap(c.attr("axis", 0), meta_of(x).dim())
     sizes = [m.shape[axis] for m in c.outs() if m is not None]
     if sum(sizes) != meta_of(x).shape[axis]:
         return list(c.b.parts(c.emit("split_with_sizes", x, sizes, axis, out=c.outs())))
@@ -122,12 +122,6 @@ def _reverse(c: Call) -> Result:
 @register("Col2Im")
 def _col2im(c: Call) -> Result:
     return c.emit("col2im", c.t(0))
-
-
-@register("SplitToSequence", "ConcatFromSequence")
-def _sequence_data(c: Call) -> Result:
-    """Reached where the sequence's items are not known one by one: a copy of the whole."""
-    return c.emit("cat", nodes(c), c.attr("axis", 0))
 
 
 @register("Shape", "Size")

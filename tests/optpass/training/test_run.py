@@ -50,6 +50,14 @@ def test_three_steps_leave_a_report(job_file: JobFile) -> None:
     assert "<html" in Path("runs/job/report.html").read_text()
 
 
+def test_threads_hold_for_the_run_alone(job_file: JobFile) -> None:
+    before = torch.get_num_threads()
+    seen: list[int] = []
+    prepared = run.prepare(load(job_file(threads=str(before + 1), steps="1")))
+    run.execute(prepared, lambda event, eager: seen.append(torch.get_num_threads()))
+    assert (seen, torch.get_num_threads()) == ([before + 1], before)
+
+
 def test_compiled_is_the_plain_loop(job_file: JobFile) -> None:
     """With the eager inner compiler nothing may differ from a loop over the module itself."""
     prepared = run.prepare(load(job_file()))
