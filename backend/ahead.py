@@ -108,9 +108,7 @@ def capture_model(
     except OptPassError:
         raise
     except Exception as error:
-        last = result.items[result.calls[-1]].ended_by if result.calls else ""
-        after = f"; it left the compiled graph before that because: {last}" if last else ""
-        raise TraceError(f"the model could not be traced: {reason(error)}{after}") from error
+        raise TraceError(f"the model could not be traced: {_where(error, result)}") from error
     finally:
         compat.reset_dynamo()
     if not result.items:
@@ -215,12 +213,22 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
+def _where(error: Exception, result: Capture) -> str:
+    """What failed, and where: a value that is missing is missed where the graph ended to read it."""
+    last = result.items[result.calls[-1]].ended_by if result.calls else ""
+    if last and compat.needs_values(error):
+        return f"{reason(error, place=False)}; {last}"
+    return reason(error)
+
+
 def _end_of(gm: fx.GraphModule) -> str:
     """Why Dynamo ended the graph, and where; '' for the end of the function."""
     reason = getattr(gm, "compile_subgraph_reason", None)
     if reason is None or not getattr(reason, "graph_break", True):
         return ""
     lines = [line.strip() for line in str(reason.reason).splitlines() if line.strip()]
+    if lines and lines[0].startswith("generic_jump"):
+        lines = ["Python branches on a tensor's value"]
     said = next((line for line in lines if line.startswith("Explanation:")), lines[0] if lines else "graph break")
     frames = list(getattr(reason, "user_stack", ()))
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""

@@ -1,7 +1,8 @@
 """Undo for a pass, and the proof that a graph still computes tensors of the same metadata after it.
 
-A snapshot is an fx graph copy (node metadata shared, not cloned) and the module's attribute dictionaries. Comparing
-sizes adds no guard: symbols are equal where their expressions are.
+A snapshot keeps the graph itself and leaves the module with a copy to work on (metadata shared, not cloned): Dynamo
+goes on using the graph that it handed over, so what is put back must be that very object. Comparing sizes adds no
+guard: symbols are equal where their expressions are.
 """
 
 from __future__ import annotations
@@ -37,9 +38,14 @@ class Snapshot:
 
 
 def take(gm: fx.GraphModule, key: str) -> Snapshot:
-    """Snapshot of `gm`; `key` is the metadata key that holds fake values ('example_value' or 'val')."""
+    """Snapshot of `gm`, which continues with a copy of its graph.
+
+    `key` is the metadata key that holds fake values ('example_value' or 'val').
+    """
+    original = gm.graph
+    gm.graph = copy_graph(original, keep=True)
     return Snapshot(
-        graph=copy_graph(gm.graph, gm.graph.owning_module),
+        graph=original,
         attributes={name: dict(getattr(gm, name)) for name in _ATTRIBUTES},
         fingerprint=_fingerprint(gm.graph),
         inputs=_inputs(gm.graph),
@@ -57,16 +63,21 @@ def restore(gm: fx.GraphModule, snapshot: Snapshot) -> None:
     gm.recompile()
 
 
-def copy_graph(graph: fx.Graph, owner: fx.GraphModule | None = None) -> fx.Graph:
+def copy_graph(graph: fx.Graph, *, keep: bool = False) -> fx.Graph:
     """A copy whose nodes keep names, metadata and codegen; fake tensors are shared.
 
-    Without an `owner` the copy may outlive the compile: it holds on to no module and to nothing of the user's.
+    Unless `keep`, the copy may outlive the compile: it holds on to no module and to nothing of the user's. With it,
+    inputs share their metadata with the original's, so that what Dynamo removes when it is done is gone here too.
     """
-    copied = fx.Graph(owning_module=owner, tracer_cls=getattr(graph, "_tracer_cls", None))
+    copied = fx.Graph(tracer_cls=getattr(graph, "_tracer_cls", None))
     mapping: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         mapping[node] = copied.node_copy(node, lambda n: mapping[n])
-        if owner is None:
+        for name, value in vars(node).items():  # AOTAutograd finds Dynamo's source of an input here, not in `meta`
+            vars(mapping[node]).setdefault(name, value)
+        if keep and node.op == "placeholder":
+            mapping[node].meta = node.meta
+        if not keep:
             for data in _USER_DATA:
                 mapping[node].meta.pop(data, None)
     copied._codegen = graph._codegen
@@ -123,7 +134,8 @@ def _evaluate_changed(gm: fx.GraphModule, before: Snapshot, key: str) -> None:
             if unchanged and key in node.meta and not any(a in dirty for a in node.all_input_nodes):
                 continue
             value = _evaluate(gm, node, key, fake)
-            if key not in node.meta or not same_metadata(node.meta[key], value):
+            old = node.meta.get(key)
+            if key not in node.meta or not same_metadata(old, value) or _needs_grad(old) != _needs_grad(value):
                 dirty.add(node)
             node.meta[key] = value
 

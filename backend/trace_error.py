@@ -19,13 +19,13 @@ _MOST = 300
 _QUOTED = re.compile(r": got (\w+)\((['\"])(.*)\2\)\.?\s*$")
 
 
-def reason(error: BaseException) -> str:
+def reason(error: BaseException, *, place: bool = True) -> str:
     """`ValueError: what it said (at file:line)`: the innermost cause's first line, at the innermost line of the user's."""
     chain = [error]
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)
-    place = next((p for p in map(_place, reversed(chain)) if p), "")
-    return _said(chain[-1]) + (f" (at {place})" if place else "")
+    found = next((p for p in map(_place, reversed(chain)) if p), "") if place else ""
+    return _said(chain[-1]) + (f" (at {found})" if found else "")
 
 
 def _said(error: BaseException) -> str:

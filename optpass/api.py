@@ -186,7 +186,7 @@ def _captured(
         rebuild = _may_run(target, error)
         first = error
     result = capture(rebuild(), True)
-    return result, [*target.notes, f"run once for real, because fake tensors cannot follow it: {first}"]
+    return result, [*target.notes, f"a copy was run once for real, because on fake tensors {first}"]
 
 
 def _may_run(target: Target, error: TraceError) -> Callable[[], Target]:

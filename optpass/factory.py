@@ -115,10 +115,8 @@ def _executed(path: Path, shown: Path) -> ModuleType:
 
 
 def _attribute(module: ModuleType, file: Path, factory: str | None) -> Callable[..., Any]:
-    own = [
-        key for key, value in vars(module).items()
-        if callable(value) and not key.startswith("_") and getattr(value, "__module__", None) == module.__name__
-    ]  # fmt: skip
+    theirs = {k: v for k, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__}
+    own = [key for key, value in theirs.items() if inspect.isfunction(value) and not key.startswith("_")]
     if not factory:
         raise ConfigError(f"{file}: name the factory in it, as {file}:{own[0] if own else 'factory'}; it returns {RETURNS}")
     if not hasattr(module, factory):
@@ -149,21 +147,21 @@ def _arguments(function: Callable[..., Any], name: str, sets: Mapping[str, str])
 
 def _checked(result: Any, name: str) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     if not isinstance(result, (tuple, list)) or not 2 <= len(result) <= 3:
-        size = f" of {len(result)}" if isinstance(result, (tuple, list)) else ""
-        raise ConfigError(f"{name} returned a {type(result).__name__}{size}; it must return {RETURNS}")
+        size = f" of length {len(result)}" if isinstance(result, (tuple, list)) else ""
+        raise ConfigError(f"{name} returned {type(result).__name__}{size}; it must return {RETURNS}")
     model, inputs = result[0], result[1]
     kwargs = result[2] if len(result) == 3 else {}
     if not callable(model):
-        raise ConfigError(f"{name} returned a {type(model).__name__} first, which is no module; it must return {RETURNS}")
+        raise ConfigError(f"{name} returned {type(model).__name__} first, which is no module; it must return {RETURNS}")
     if not isinstance(kwargs, Mapping):
-        raise ConfigError(f"{name} returned a {type(kwargs).__name__} third, which is no dict; it must return {RETURNS}")
+        raise ConfigError(f"{name} returned {type(kwargs).__name__} third, which is no dict; it must return {RETURNS}")
     if isinstance(inputs, Mapping):
         return model, (), {**inputs, **kwargs}
     if isinstance(inputs, (tuple, list)):
         return model, tuple(inputs), dict(kwargs)
     if _is_tensor(inputs):
         return model, (inputs,), dict(kwargs)
-    raise ConfigError(f"{name} returned a {type(inputs).__name__} as inputs; it must return {RETURNS}")
+    raise ConfigError(f"{name} returned {type(inputs).__name__} as inputs; it must return {RETURNS}")
 
 
 def _is_tensor(value: Any) -> bool:

@@ -186,11 +186,9 @@ def _unknown(text: str) -> str:
     if not text:
         return f"no target given; {FORMS}"
     name = text.partition(":")[0]
+    if os.sep in text or Path(name).exists():
+        what = "is a folder" if Path(name).is_dir() else "is neither a .py nor an .onnx file"
+        return f"unknown target {text!r}: {name} {what if Path(name).exists() else 'does not exist'}; {FORMS}"
     close = nearest(name, model_names())
-    if close:
-        return f"unknown target {text!r}: did you mean {' or '.join(map(repr, close))}? Otherwise {FORMS}"
-    if os.sep in text or Path(text).exists():
-        kind = "a folder" if Path(text).is_dir() else "neither a .py nor an .onnx file"
-        missing = "" if Path(text.partition(":")[0]).exists() else ", and there is no such file"
-        return f"unknown target {text!r}: {kind}{missing}; {FORMS}"
-    return f"unknown target {text!r}; {FORMS}; models: {', '.join(model_names())}"
+    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"the models are {', '.join(model_names())}"
+    return f"unknown target {text!r}: {hint} Otherwise {FORMS}" if close else f"unknown target {text!r}; {FORMS}; {hint}"

@@ -13,6 +13,7 @@ compiler would otherwise carry. It declines where removing the copy could be see
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,7 +137,7 @@ def _layout_trip(node: fx.Node) -> _Trip | None:
             break
         links.append(current)
         if _same_place(above, node):
-            blocked = _difference(above, node)
+            blocked = _difference(above, links)
             if blocked is None:
                 best = _Trip(node, above, "layout", tuple(links))
             elif len(links) > 1:  # a lone `detach` or `conj` goes nowhere and comes back from nowhere
@@ -145,15 +146,25 @@ def _layout_trip(node: fx.Node) -> _Trip | None:
     return best or almost
 
 
-def _difference(origin: fx.Node, node: fx.Node) -> str | None:
-    """What still tells two tensors at the same place apart, in plain words."""
-    x, y = _tensor(origin), _tensor(node)
+def _difference(origin: fx.Node, links: Sequence[fx.Node]) -> str | None:
+    """What still tells `origin` and the end of its round trip apart (`links[0]`), in plain words."""
+    x, y = _tensor(origin), _tensor(links[0])
     assert x is not None and y is not None
-    if x.requires_grad != y.requires_grad:
+    if x.requires_grad != y.requires_grad or any(_starts_anew(link) for link in links):
         return f"{origin.name} and its round trip differ in requires_grad: one of them is cut off from the gradient"
     if x.is_conj() != y.is_conj() or x.is_neg() != y.is_neg():
         return f"{origin.name} and its round trip differ in the conjugate or negative bit"
     return None if type(x) is type(y) else f"{origin.name} and its round trip differ in type"
+
+
+def _starts_anew(link: fx.Node) -> bool:
+    """A view of a view under `no_grad` still says `requires_grad`, but is a leaf: no gradient passes it."""
+    value, above = _tensor(link), _input(link)
+    assert value is not None and above is not None
+    try:
+        return value.requires_grad and value.is_leaf and value is not _tensor(above)
+    except RuntimeError:  # such a view whose base was then written to: autograd refuses even to look at it
+        return True
 
 
 def _cast_trip(node: fx.Node) -> _Trip | None:
@@ -168,8 +179,8 @@ def _cast_trip(node: fx.Node) -> _Trip | None:
     assert x is not None and a is not None and b is not None
     if x.dtype != b.dtype or a.dtype == b.dtype or not x.device == a.device == b.device:
         return None
-    trip = _Trip(node, origin, "cast", (node, middle))
-    blocked = _difference(origin, node)
+    links = (node, middle)
+    blocked = _difference(origin, links)
     if a.dtype not in EXACT_IN.get(x.dtype, set()):
         blocked = f"{_dtype(a)} does not hold every {_dtype(x)} exactly, so casting there and back rounds"
     elif not _same_sizes(x, b):
@@ -179,7 +190,7 @@ def _cast_trip(node: fx.Node) -> _Trip | None:
             f"{middle.name} is used elsewhere too: its gradients would be summed in {_dtype(x)} "
             f"instead of {_dtype(a)}, and rounded each time"
         )
-    return _Trip(node, origin, "cast", trip.links, blocked)
+    return _Trip(node, origin, "cast", links, blocked)
 
 
 def _storage_of(value: torch.Tensor) -> int | None:
@@ -220,8 +231,8 @@ class _Hazards:
 
     def __init__(self, graph: fx.Graph) -> None:
         output = next(n for n in reversed(graph.nodes) if n.op == "output")
-        self.outputs = set(output.all_input_nodes)
-        self.output_storages = {_storage(n) for n in self.outputs} - {None}
+        self.output_storages = {_storage(n) for n in output.all_input_nodes} - {None}
+        self.returned = _returned(output.all_input_nodes)
         self.writers: dict[int, tuple[fx.Node, bool]] = {}
         for node in graph.nodes:
             targets, certain = written(node)
@@ -232,7 +243,7 @@ class _Hazards:
 
     def against(self, trip: _Trip) -> str | None:
         """Why the round trip must stay, in plain words; None if it may go."""
-        if trip.node in self.outputs:
+        if trip.node in self.returned:
             return "its result is returned: the caller would get the input itself instead of a tensor of its own"
         for link in (*trip.links, trip.origin):
             writer, certain = self.writers.get(_storage(link) or 0, (None, True))
@@ -242,6 +253,19 @@ class _Hazards:
         if trip.kind == "cast" and _storage(trip.node) in self.output_storages:
             return "a view of its result is returned: the caller's tensor would share memory with the input"
         return None
+
+
+def _returned(outputs: Sequence[fx.Node]) -> set[fx.Node]:
+    """The outputs, and what they are by another name: `to` or `contiguous` that changes nothing returns its input."""
+    found: set[fx.Node] = set()
+    for node in outputs:
+        current: fx.Node | None = node
+        while current is not None and current not in found:
+            found.add(current)
+            above = _input(current) if op_name(current) in VIEW_OPS and _tensor(current) is not None else None
+            same = above is not None and _storage(above) == _storage(current) and _same_place(above, current)
+            current = above if same else None
+    return found
 
 
 def _site(trip: _Trip) -> Site:

@@ -16,10 +16,12 @@ from optpass import __version__
 from optpass.cli import analyze, bench, env, report, train
 from optpass.errors import OptPassError
 
+#: Exit code after Ctrl-C: 128 + SIGINT, as shells have it. Typer turns the exception into it.
+INTERRUPTED = 130
+
 app = typer.Typer(
     name="optpass",
     help="Analyse, optimise and explain what torch.compile compiles.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -57,18 +59,28 @@ def run(argv: list[str] | None = None) -> None:
     debug = "--debug" in own or os.environ.get("OPTPASS_DEBUG", "") not in ("", "0")
     arguments = [a for i, a in enumerate(arguments) if a != "--debug" or i >= len(own)]
     try:
-        app(arguments, prog_name="optpass")
+        code = app(arguments or ["--help"], prog_name="optpass", standalone_mode=False)
     except OptPassError as error:
         if debug:
             raise
         _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        if debug:
-            raise
-        _fail("interrupted", 130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; nothing more to say
         raise SystemExit(141) from None
+    except Exception as error:
+        usage = getattr(error, "format_message", None)  # typer's own: a flag or a value that the parser refuses
+        if usage is None or debug:
+            raise
+        _fail(f"{usage().rstrip('.')}. See {_command(arguments)} --help.", 2)
+    if code == INTERRUPTED:
+        _fail("interrupted", INTERRUPTED)
+    raise SystemExit(code or 0)
+
+
+def _command(arguments: list[str]) -> str:
+    """`optpass VERB`, as far as the arguments name a verb."""
+    verbs = [str(command.name) for command in app.registered_commands]
+    return " ".join(["optpass", *(a for a in arguments[:1] if a in verbs)])
 
 
 def _fail(message: str, code: int) -> None:

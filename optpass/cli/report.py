@@ -11,7 +11,7 @@ from optpass.errors import ReportError
 
 
 def report(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Report or analysis files (.json).")],
+    paths: Annotated[list[str], typer.Argument(metavar="PATH", help="Report or analysis files (.json).")],
     json: Json = None,
     html: Html = None,
     top: Annotated[int, typer.Option("--top", min=1, help="Rows per table.")] = 10,

@@ -98,8 +98,8 @@ class TrainingConfig(BaseModel):
         default=1e-4,
         gt=0,
         description="With --compare: most that any step's loss may differ from eager's, in nats per token. Compiled "
-        "and eager sum in another order, so that they differ by rounding, and training carries it on: 1e-6 over 300 "
-        "steps of the fp32 example, as eager differs from itself with its first weights changed in the last bit. "
+        "and eager sum in another order, so that they differ by rounding, and training carries it on: a few 1e-6 on "
+        "the fp32 example, as eager differs from itself with its first weights changed in the last bit. "
         "A learning rate so high that training is unstable makes both grow without bound; bf16 needs more too.",
     )
 

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from optpass.backend import inner
+from optpass.backend.reporting import build_report
 from optpass.errors import ConfigError, OptPassError
 from optpass.options import Options
 from optpass.passes import devices
@@ -258,7 +259,7 @@ def _write(prepared: Prepared, outcome: Outcome) -> None:
     from optpass.report.html import write_html  # Jinja2 is needed only now
 
     store.current().set_training(summary(prepared, outcome))
-    outcome.report = store.current().snapshot(prepared.job.config.name)
+    outcome.report = build_report(prepared.job.config.name)
     outcome.paths = (prepared.folder / "report.json", prepared.folder / "report.html")
     write_json(outcome.report, outcome.paths[0])
     write_html(outcome.report, outcome.paths[1])

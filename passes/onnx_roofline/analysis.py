@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from optpass.passes.contract import AtenGraph
+from optpass.passes.onnx_roofline import control, sequences
 from optpass.passes.onnx_roofline.builder import Builder, opaque
 from optpass.passes.onnx_roofline.cost import combine
 from optpass.passes.onnx_roofline.dims import Dims
@@ -41,6 +42,10 @@ from optpass.passes.roofline.program import GroupInfo, OpInfo, Program
 
 if TYPE_CHECKING:
     import onnx
+
+
+#: Importing them registers what walks control flow and sequences.
+HANDLERS = (control, sequences)
 
 
 @dataclass(frozen=True)

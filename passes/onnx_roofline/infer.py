@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optpass.passes.onnx_roofline import shapes_attention
 from optpass.passes.onnx_roofline.dims import Dims
 from optpass.passes.onnx_roofline.load import require_onnx
 from optpass.passes.onnx_roofline.shapes import STAND_IN, Sizes, at_most, custom
@@ -20,6 +21,8 @@ from optpass.passes.onnx_roofline.value import INT64, Item, Sequence, Spec, Valu
 if TYPE_CHECKING:
     import onnx
 
+#: Importing it registers its rules.
+SIZE_RULES = (shapes_attention,)
 #: Elements up to which a value that only hangs on constants is computed: shapes, axes, scales, small tables.
 FOLD_ELEMENTS = 1024
 #: What a malformed node makes ONNX's Python code raise; the node is then reported as unknown.

@@ -122,10 +122,10 @@ def _drop_data(tensor: onnx.TensorProto) -> None:
 def _damaged(message: Any) -> bool:
     """Whether a text field holds bytes that are no UTF-8, which protobuf hands on as bytes."""
     for field, value in message.ListFields():
-        if field.type == field.TYPE_MESSAGE:
-            if any(_damaged(item) for item in ((value,) if hasattr(value, "ListFields") else value)):
-                return True
-        elif field.type == field.TYPE_STRING:
-            if any(isinstance(item, bytes) for item in ((value,) if isinstance(value, (str, bytes)) else value)):
-                return True
+        single = isinstance(value, (str, bytes)) or hasattr(value, "ListFields")
+        items = (value,) if single else value
+        if field.type == field.TYPE_MESSAGE and any(_damaged(item) for item in items):
+            return True
+        if field.type == field.TYPE_STRING and any(isinstance(item, bytes) for item in items):
+            return True
     return False

@@ -64,7 +64,9 @@ STAND_IN: dict[tuple[str, str], str] = {
 }
 
 
-def _register(*names: str, domain: str = MICROSOFT) -> Callable[[Rule], Rule]:
+def register_sizes(*names: str, domain: str = MICROSOFT) -> Callable[[Rule], Rule]:
+    """Decorator: the rule for the results of these ops."""
+
     def wrap(rule: Rule) -> Rule:
         for name in names:
             _TABLE[domain, name] = rule
@@ -78,13 +80,15 @@ def custom(domain: str, op: str) -> Rule | None:
     return _TABLE.get((domain, op))
 
 
-@_register("Gelu", "FastGelu", "BiasGelu", "QuickGelu", "BiasAdd", "GroupNorm", "RotaryEmbedding", "QLinearSigmoid",
-           "QLinearLeakyRelu", "Inverse")  # fmt: skip
+_KEEP = "Gelu FastGelu BiasGelu QuickGelu BiasAdd GroupNorm RotaryEmbedding QLinearSigmoid QLinearLeakyRelu Inverse"
+
+
+@register_sizes(*_KEEP.split())
 def _same(s: Sizes) -> list[Spec]:
     return [s.like()]
 
 
-@_register("BiasSplitGelu")
+@register_sizes("BiasSplitGelu")
 def _half(s: Sizes) -> list[Spec]:
     shape = s.shape(0)
     return [Spec(s.elem(), (*shape[:-1], shape[-1] // 2) if shape else None)]
@@ -99,25 +103,25 @@ def _norm(s: Sizes, results: int) -> list[Spec]:
     return [s.like(), *[Spec(FLOAT, rows)] * (results - 1)]
 
 
-@_register("SimplifiedLayerNormalization", domain="")
-@_register("SimplifiedLayerNormalization")
+@register_sizes("SimplifiedLayerNormalization", domain="")
+@register_sizes("SimplifiedLayerNormalization")
 def _simplified(s: Sizes) -> list[Spec]:
     return _norm(s, 2)
 
 
-@_register("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
+@register_sizes("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
 def _skip(s: Sizes) -> list[Spec]:
     return [*_norm(s, 3), s.like()]
 
 
-@_register("EmbedLayerNormalization")
+@register_sizes("EmbedLayerNormalization")
 def _embed(s: Sizes) -> list[Spec]:
     ids, table = s.shape(0), s.shape(2)
     whole = Spec(s.elem(2), (*ids, table[-1]) if ids is not None and table else None)
     return [whole, Spec(6, ids[:1] if ids else None), whole]
 
 
-@_register("MatMulNBits", "MatMulBnb4")
+@register_sizes("MatMulNBits", "MatMulBnb4")
 def _packed(s: Sizes) -> list[Spec]:
     shape, columns = s.shape(0), s.attrs.get("N")
     return [Spec(s.elem(), (*shape[:-1], int(columns)) if shape and columns else None)]
@@ -132,7 +136,7 @@ def _product(a: Size | None, b: Size | None) -> Size | None:
     return (*lead, a[-2], b[-1])
 
 
-@_register("FusedMatMul", "TransposeMatMul")
+@register_sizes("FusedMatMul", "TransposeMatMul")
 def _fused(s: Sizes) -> list[Spec]:
     sides = []
     for index, side in ((0, "A"), (1, "B")):
@@ -145,12 +149,12 @@ def _fused(s: Sizes) -> list[Spec]:
     return [Spec(s.elem(), _product(*sides))]
 
 
-@_register("DynamicQuantizeMatMul", "MatMulIntegerToFloat")
+@register_sizes("DynamicQuantizeMatMul", "MatMulIntegerToFloat")
 def _float_product(s: Sizes) -> list[Spec]:
     return [Spec(FLOAT, _product(s.shape(0), s.shape(1)))]
 
 
-@_register("QGemm")
+@register_sizes("QGemm")
 def _qgemm(s: Sizes) -> list[Spec]:
     a, b = s.shape(0), s.shape(3)
     if not a or not b:
@@ -158,7 +162,7 @@ def _qgemm(s: Sizes) -> list[Spec]:
     return [Spec(s.elem(), (a[1 if s.attrs.get("transA") else 0], b[0 if s.attrs.get("transB") else 1]))]
 
 
-@_register("NhwcConv")
+@register_sizes("NhwcConv")
 def _nhwc(s: Sizes) -> list[Spec]:
     x, w = s.shape(0), s.shape(1)
     if not x or not w:
@@ -173,18 +177,18 @@ def _nhwc(s: Sizes) -> list[Spec]:
     return [Spec(s.elem(), (x[0], *space, w[0]))]
 
 
-@_register("DequantizeLinear", "DequantizeBFP")
+@register_sizes("DequantizeLinear", "DequantizeBFP")
 def _dequantize(s: Sizes) -> list[Spec]:
     return [s.like(0, s.elem(1))]
 
 
-@_register("QLinearAdd", "QLinearMul")
+@register_sizes("QLinearAdd", "QLinearMul")
 def _broadcast(s: Sizes) -> list[Spec]:
     a, b = s.shape(0), s.shape(3)
     return [Spec(s.elem(), np.broadcast_shapes(a, b) if a is not None and b is not None else None)]
 
 
-@_register("QLinearConcat")
+@register_sizes("QLinearConcat")
 def _concat(s: Sizes) -> list[Spec]:
     shapes = [s.shape(i) for i in range(2, len(s.inputs), 3)]
     known = [x for x in shapes if x is not None]
@@ -194,7 +198,7 @@ def _concat(s: Sizes) -> list[Spec]:
     return [Spec(s.elem(2), tuple(sum(x[d] for x in known) if d == axis else n for d, n in enumerate(known[0])))]
 
 
-@_register("QLinearGlobalAveragePool")
+@register_sizes("QLinearGlobalAveragePool")
 def _global_pool(s: Sizes) -> list[Spec]:
     x = s.shape(0)
     if not x:
@@ -204,7 +208,7 @@ def _global_pool(s: Sizes) -> list[Spec]:
     return [Spec(s.elem(), tuple(n if d in kept else 1 for d, n in enumerate(x)))]
 
 
-@_register("GatherBlockQuantized")
+@register_sizes("GatherBlockQuantized")
 def _gather_blocks(s: Sizes) -> list[Spec]:
     table, index = s.shape(0), s.shape(1)
     axis = s.attrs.get("gather_axis", 0)
@@ -212,69 +216,7 @@ def _gather_blocks(s: Sizes) -> list[Spec]:
     return [Spec(s.elem(2), shape)]
 
 
-# ---- attention --------------------------------------------------------------------------------------------------
-
-
-@_register("Attention")
-def _attention(s: Sizes) -> list[Spec]:
-    x, w, past = s.shape(0), s.shape(1), s.shape(4)
-    if not x or not w:
-        return [Spec(s.elem(), None)] * 2
-    heads = int(s.attrs["num_heads"])
-    sizes = s.attrs.get("qkv_hidden_sizes") or [w[-1] // 3] * 3
-    before = past[3] if past else 0
-    return [
-        Spec(s.elem(), (*x[:-1], int(sizes[2]))),
-        Spec(s.elem(), (2, x[0], heads, before + x[1], int(sizes[1]) // heads)),
-    ]
-
-
-@_register("MultiHeadAttention")
-def _multi_head(s: Sizes) -> list[Spec]:
-    q, k, v, past = s.shape(0), s.shape(1), s.shape(2), s.shape(6)
-    heads = int(s.attrs["num_heads"])
-    if not q:
-        return [Spec(s.elem(), None)] * 3
-    d = q[-1] if len(q) == 5 else q[-1] // heads
-    dv = v[-1] // (heads if len(v) == 3 else 1) if v else d
-    length = (k[-2] if len(k) == 4 else k[1]) if k else q[1]
-    total = length + (past[2] if past else 0)
-    present = [Spec(s.elem(), (q[0], heads, total, n)) for n in (d, dv)]
-    return [Spec(s.elem(), (q[0], q[1], heads * dv)), *present]
-
-
-@_register("GroupQueryAttention")
-def _group_query(s: Sizes) -> list[Spec]:
-    q, k, past = s.shape(0), s.shape(1), s.shape(3)
-    heads, kv_heads = int(s.attrs["num_heads"]), int(s.attrs["kv_num_heads"])
-    if not q:
-        return [Spec(s.elem(), None)] * 3
-    d = q[-1] // heads if k else q[-1] // (heads + 2 * kv_heads)
-    total = s.const(6) or q[1] + (past[2] if past else 0)
-    present = Spec(s.elem(), (q[0], kv_heads, total, d))
-    return [Spec(s.elem(), (q[0], q[1], heads * d)), present, present]
-
-
-@_register("Attention", domain="")
-def _standard_attention(s: Sizes) -> list[Spec]:
-    q, k, v, past = s.shape(0), s.shape(1), s.shape(2), s.shape(4)
-    if not q or not k or not v:
-        return [Spec(s.elem(), None)] * 4
-    heads, kv_heads = int(s.attrs.get("q_num_heads", q[1])), int(s.attrs.get("kv_num_heads", k[1]))
-    packed = len(q) == 3
-    d, dv = (k[-1] // kv_heads, v[-1] // kv_heads) if packed else (k[-1], v[-1])
-    length = (k[1] if packed else k[2]) + (past[2] if past else 0)
-    rows = q[1] if packed else q[2]
-    y = (q[0], rows, heads * dv) if packed else (q[0], heads, rows, dv)
-    return [
-        Spec(s.elem(), y),
-        Spec(s.elem(1), (q[0], kv_heads, length, d)),
-        Spec(s.elem(2), (q[0], kv_heads, length, dv)),
-        Spec(s.elem(), (q[0], heads, rows, length)),
-    ]
-
-
-@_register("Split", domain="")
+@register_sizes("Split", domain="")
 def _split(s: Sizes) -> list[Spec]:
     """ONNX aborts the process where the node has another number of outputs than it says."""
     x, sizes = s.shape(0), s.value(1)
@@ -296,7 +238,7 @@ def _split(s: Sizes) -> list[Spec]:
     return [Spec(s.elem(), (*x[:axis], n, *x[axis + 1 :])) for n in parts]
 
 
-@_register("STFT", domain="")
+@register_sizes("STFT", domain="")
 def _stft(s: Sizes) -> list[Spec]:
     """ONNX takes the attribute's default for 0 where the op says 1 (onesided)."""
     x, step, window = s.shape(0), s.const(1), s.shape(2)

@@ -18,6 +18,7 @@ from optpass.errors import ConfigError
 from optpass.passes.onnx_roofline.builder import Builder, opaque
 from optpass.passes.onnx_roofline.call import Call, NotKnown, ShapeNotKnown
 from optpass.passes.onnx_roofline.cost import cost_of
+from optpass.passes.onnx_roofline.handlers import control_of
 from optpass.passes.onnx_roofline.infer import MALFORMED, Inference
 from optpass.passes.onnx_roofline.rules import rule_of
 from optpass.passes.onnx_roofline.source import metadata
@@ -115,8 +116,6 @@ class Walker:
 
     def _node(self, node: onnx.NodeProto, frame: Frame) -> None:
         """A function's body, control flow, a constant, or an op."""
-        from optpass.passes.onnx_roofline.control import control_of
-
         domain = _domain(node.domain)
         node = self._bound(node, frame)
         function = self.functions.get((domain, node.op_type, node.overload))

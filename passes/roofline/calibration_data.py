@@ -139,9 +139,9 @@ class CpuCalibration:
             curve = data["bandwidth"]
             data["bandwidth"] = Curve(tuple(curve["sizes"]), tuple(curve["values"]))
             found = cls(**data)
+            found.check()
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"a calibration cannot be read: {error}") from error
-        found.check()
         return found
 
     def check(self) -> None:

@@ -188,6 +188,19 @@ def test_a_gradient_that_is_cut_off() -> None:
     assert "differ in requires_grad" in seen.reasons[0]
 
 
+def test_a_view_of_a_view_without_gradient_claims_to_have_one() -> None:
+    def f(a: torch.Tensor) -> torch.Tensor:
+        turned = (a * 1).t()
+        with torch.no_grad():
+            back = turned.t()
+        return (back.double() * 2).sum() + a.sum()
+
+    seen, a = Seen(f), x(grad=True)
+    seen.call(a).backward()
+    assert a.grad is not None and torch.equal(a.grad, torch.ones_like(a))
+    assert seen.applied == [] and "cut off from the gradient" in seen.reasons[0]
+
+
 def test_gradients_are_not_summed_in_the_narrow_dtype() -> None:
     def f(a: torch.Tensor) -> torch.Tensor:
         wide = a.float()

@@ -188,9 +188,8 @@ def test_shape_arithmetic_is_folded(analyse: Any, node: Any) -> None:
         node("Reshape", "x target", "r"),
         node("MatMul", "r w", "y"),
     ]
-    consts = {
-        "zero": np.int64(0), "zeros": np.array([0]), "heads": np.array([4]), "d": np.array([2]), "minus": np.array([-1]),
-    }  # fmt: skip
+    numbers = {"zero": 0, "zeros": [0], "heads": [4], "d": [2], "minus": [-1]}
+    consts = {name: np.array(value) for name, value in numbers.items()}
     found = analyse(nodes, {"x": ["batch", 6, 4, 2]}, {"w": [8, 3]}, consts=consts, dims={"batch": 5})
     assert [o.target for o in found.program.ops] == ["onnx.Reshape", "onnx.MatMul"]
     assert found.op("MatMul").cost.flops == 2 * 30 * 8 * 3

@@ -65,7 +65,8 @@ def test_the_fit_predicts_products_that_it_has_not_seen(tile: int) -> None:
     for _ in range(100):
         m, n, k = (rng.choice((20, 50, 100, 198, 300, 777, 1024)) for _ in range(3))
         moved = 4 * (m * k + k * n + m * n)
-        errors.append(abs(math.log(gemm_seconds(fit, m, n, k, 1, moved, FLAT) / gemm_seconds(truth, m, n, k, 1, moved, FLAT))))
+        predicted, true = (gemm_seconds(which, m, n, k, 1, moved, FLAT) for which in (fit, truth))
+        errors.append(abs(math.log(predicted / true)))
     assert sum(errors) / len(errors) < 0.06
     assert max(errors) < 0.3
 
@@ -78,11 +79,11 @@ def test_narrow_products_have_a_rate_of_their_own() -> None:
 
 
 def test_another_dtype_starts_from_the_first_ones_edges() -> None:
-    base = GemmFit(1e11, 4.0, 6.0, 8.0, 1e-6, 1.0, 16)
-    few = [s for s in _samples(GemmFit(4e11, 4.0, 6.0, 8.0, 1e-6, 1.0, 16), 0.0, 0) if s.m == s.n == s.k]
+    base, truth = (GemmFit(peak, 4.0, 6.0, 8.0, 1e-6, 1.0, 16) for peak in (1e11, 4e11))
+    few = [s for s in _samples(truth, 0.0, 0) if s.m == s.n == s.k]
     fit = fit_gemm(few, FLAT, base)
     assert fit.n_tile == 16
-    assert fit.rate(300, 300, 300) == pytest.approx(GemmFit(4e11, 4.0, 6.0, 8.0, 1e-6, 1.0, 16).rate(300, 300, 300), rel=0.1)
+    assert fit.rate(300, 300, 300) == pytest.approx(truth.rate(300, 300, 300), rel=0.1)
 
 
 def test_a_curve_is_interpolated_in_logarithms_and_flat_beyond_its_ends() -> None:
@@ -131,7 +132,7 @@ def test_a_damaged_file_is_an_error(damage: Any) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "\x00"])
 def test_garbage_is_an_error(text: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011  json's own message or ours
+    with pytest.raises(ValueError):
         CpuCalibration.from_json(text)
 
 
@@ -227,9 +228,9 @@ def test_without_a_folder_to_write_to_it_serves_this_process(
 def test_the_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("OPTPASS_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert calibration._folder() == tmp_path / "optpass"
+    assert calibration.cache_folder() == tmp_path / "optpass"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert calibration._folder() == Path("~/.cache/optpass").expanduser()
+    assert calibration.cache_folder() == Path("~/.cache/optpass").expanduser()
 
 
 def test_the_spec_holds_what_was_measured() -> None:
