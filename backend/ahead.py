@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,10 +21,14 @@ import torch
 from torch import fx, nn
 
 from optpass.backend import capture, compat, model_tensors
+from optpass.backend.eager_ops import watched
 from optpass.backend.fake_copy import fake_copy
 from optpass.backend.trace_error import reason
+from optpass.backend.whole import whole_graph
 from optpass.errors import OptPassError, TraceError
 from optpass.passes.contract import AtenGraph
+
+log = logging.getLogger(__name__)
 
 #: Graphs captured before giving up: a model that breaks this often recompiles for ever.
 MAX_GRAPHS = 512
@@ -57,6 +63,8 @@ class Capture:
         parameters: number of parameters.
         dtype: dtype of most of them, e.g. 'bfloat16'; that of the inputs where there are none, '' for integers alone.
         inputs: the input tensors, e.g. 'int64[1, 8192]'.
+        eager: ops that torch.compile leaves to eager, by name: those of frames that Dynamo gave up.
+        whole: the graph was traced without Dynamo, because of those.
         seconds: time that everything took.
     """
 
@@ -65,6 +73,8 @@ class Capture:
     parameters: int = 0
     dtype: str = ""
     inputs: str = ""
+    eager: Counter[str] = field(default_factory=Counter)
+    whole: bool = False
     seconds: float = 0.0
 
 
@@ -104,7 +114,11 @@ def capture_model(
             result.parameters = model_tensors.parameter_count(inner)
             result.dtype = model_tensors.main_dtype(inner, (inputs, named))
             result.inputs = model_tensors.described((inputs, named))
-            _run(inner if loss is None else _with_loss(inner, loss), inputs, named, _backend(result, mode, real), train)
+            with watched(mode, result.eager) as unwatched:
+                step = inner if loss is None else _with_loss(inner, loss)
+                _run(step, inputs, named, _backend(result, real, unwatched), train)
+        if result.eager and not real:
+            _trace_whole(result, inner, inputs, named, loss, train)
     except OptPassError:
         raise
     except Exception as error:
@@ -112,7 +126,10 @@ def capture_model(
     finally:
         compat.reset_dynamo()
     if not result.items:
-        raise TraceError("no graph was captured: the model does no tensor work that torch.compile can see")
+        raise TraceError(
+            "no graph was captured: the model does no tensor work, or does all of it where torch.compile cannot follow "
+            "(a graph break inside a loop or a try block)"
+        )
     result.seconds = time.perf_counter() - start
     return result
 
@@ -135,7 +152,27 @@ def _run(
         torch.compile(step, backend=backend, dynamic=False)(*inputs, **named)
 
 
-def _backend(result: Capture, mode: compat.FakeTensorMode, real: bool) -> Callable[..., Any]:
+def _trace_whole(
+    result: Capture, model: Any, inputs: tuple[Any, ...], named: dict[str, Any], loss: Any, train: bool
+) -> None:
+    """Replace the graphs by one of the whole model, where it can be traced without Dynamo; else leave them."""
+    start = time.perf_counter()
+    item = Captured((), 0, 0.0)
+    try:
+        with torch.set_grad_enabled(train), torch.random.fork_rng(devices=[]):
+            gm, values = whole_graph(model, model_tensors.owner(model), inputs, named, loss)
+            item.nodes = len(gm.graph.nodes)
+            item.graphs = capture.trace(gm, values, on_linear=lambda: setattr(item, "linear", True))
+    except Exception as error:  # noqa: BLE001  # the graphs that there are still say most; `eager` says what is missing
+        log.info("the model could not be traced whole: %s", reason(error))
+        return
+    item.seconds = time.perf_counter() - start
+    result.items, result.calls, result.whole = [item], [0], True
+
+
+def _backend(
+    result: Capture, real: bool, unwatched: Callable[[], contextlib.AbstractContextManager[None]]
+) -> Callable[..., Any]:
     """A Dynamo backend that files each graph in `result`, and each call of it."""
 
     def backend(gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -152,7 +189,8 @@ def _backend(result: Capture, mode: compat.FakeTensorMode, real: bool) -> Callab
 
         def call(*args: Any) -> Any:
             result.calls.append(index)
-            return answer(*args)
+            with unwatched():
+                return answer(*args)
 
         return call
 

@@ -189,9 +189,32 @@ def cache_counters() -> dict[str, int]:
     return found | {name: counters["inductor"][name] for name in fx_names}
 
 
-def fake_mode_for_planning() -> FakeTensorMode:
-    """A fake mode in which modules can be built and run without allocating."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
+class PlanningMode(FakeTensorMode):  # type: ignore[no-untyped-call, unused-ignore]
+    """A fake mode in which modules can be built and run without allocating; it tells of ops run outside of graphs.
+
+    Attributes:
+        watch: called with each op that runs under the mode while nothing is being compiled; None to be left alone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.watch: Callable[[Any], None] | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        watch = self.watch
+        if watch is None or compile_id():
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        watch(func)
+        self.watch = None  # what the fake implementation of the op runs is not the program's
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            self.watch = watch
+
+
+def fake_mode_for_planning() -> PlanningMode:
+    """A new `PlanningMode`."""
+    return PlanningMode()
 
 
 def needs_values(error: BaseException | None) -> bool:
@@ -209,13 +232,28 @@ def needs_values(error: BaseException | None) -> bool:
 
 @contextlib.contextmanager
 def aot_for_analysis(fake: FakeTensorMode) -> Any:
-    """AOTAutograd under `fake`, traced for real: no cache answers for it, and nothing it traces is stored."""
+    """AOTAutograd under `fake`, traced for real: no cache answers for it, and nothing it traces is stored.
+
+    Tracing patches `nn.Module.__call__` for the whole process, so it must look like a compile of Dynamo's to other
+    threads: never two at a time, and with the flag set that lets compiled code run meanwhile.
+    """
     import torch._functorch.config as config
+    from torch._dynamo.convert_frame import compile_lock
     from torch._inductor.virtualized import V
 
     known = {k: False for k in ("enable_autograd_cache", "bundled_autograd_cache") if hasattr(config, k)}
-    with tracing(TracingContext(fake)), V.set_fake_mode(fake), config.patch(known):
+    with compile_lock, _compiling(), tracing(TracingContext(fake)), V.set_fake_mode(fake), config.patch(known):
         yield
+
+
+@contextlib.contextmanager
+def _compiling() -> Any:
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
 
 
 @contextlib.contextmanager

@@ -65,6 +65,7 @@ def register(options: Options) -> None:
         folder = folder.parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise ConfigError(f"{options.where('report')}={options.report!r}: cannot be written: check {folder}")
+    store.run_id()  # made now, so that processes started from here on belong to the same run
     _AT_EXIT.add(str(path))
 
 

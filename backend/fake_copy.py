@@ -1,4 +1,4 @@
-"""Copies of a model and its inputs whose tensors are fake, or real ones of another dtype. The originals stay as they are."""
+"""Copies of a model and its inputs with fake tensors, or with real ones of another dtype; the originals stay."""
 
 from __future__ import annotations
 
@@ -66,11 +66,13 @@ class _Converter:
         dtype = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
         if self.real:
             return tensor.to(dtype, copy=True)
-        is_fake = isinstance(tensor, compat.FakeTensor)
-        if is_fake and tensor.fake_mode is self.mode and tensor.device.type != "meta":
+        is_meta = tensor.device.type == "meta"
+        if isinstance(tensor, compat.FakeTensor) and tensor.fake_mode is self.mode and not is_meta:
             return tensor.to(dtype)
-        if is_fake or tensor.device.type == "meta":  # no data, or another mode's: only the metadata can be taken over
-            device = "cpu" if tensor.device.type == "meta" else tensor.device
+        if (
+            isinstance(tensor, compat.FakeTensor) or is_meta
+        ):  # no data, or another mode's: only the metadata can be taken over
+            device = torch.device("cpu") if is_meta else tensor.device
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=device)
         return self.mode.from_tensor(tensor, static_shapes=True).to(dtype)
 

@@ -5,22 +5,20 @@ from __future__ import annotations
 import os
 import re
 import traceback
+from pathlib import Path
 
 import torch
 
-import optpass
-
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 #: Code that is not the user's: frames in it never say where the fault is.
-_NOT_THEIRS = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(optpass.__file__) + os.sep + "api.py")
-_BACKEND = os.path.dirname(os.path.realpath(__file__)) + os.sep
+_NOT_THEIRS = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).resolve().parent}{os.sep}")
 _MOST = 300
 #: How Dynamo quotes the error that an op raised under fake tensors.
 _QUOTED = re.compile(r": got (\w+)\((['\"])(.*)\2\)\.?\s*$")
 
 
 def reason(error: BaseException, *, place: bool = True) -> str:
-    """`ValueError: what it said (at file:line)`: the innermost cause's first line, at the innermost line of the user's."""
+    """`ValueError: what it said (at file:line)`: first line of the innermost cause, and the user's innermost line."""
     chain = [error]
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)
@@ -49,4 +47,4 @@ def _place(error: BaseException) -> str:
 
 def _theirs(file: str) -> bool:
     real = os.path.realpath(file)
-    return not file.startswith("<") and not any(f.startswith((*_NOT_THEIRS, _BACKEND)) for f in (file, real))
+    return not file.startswith("<") and not any(f.startswith(_NOT_THEIRS) for f in (file, real))

@@ -61,6 +61,7 @@ def run(config: BenchConfig, progress: Progress) -> Result:
     rounds = config.rounds or (MIN_ROUNDS if config.quick else ROUNDS)
     budget_s = config.budget_s if config.budget_s is not None else BUDGET_S
     before = environment(config.device)
+    busy = _busy(config.device)
     progress.start(1 + 2 * len(names) * len(MODES))
     spec = _spec(config.device, progress)
     cells = [
@@ -68,6 +69,7 @@ def run(config: BenchConfig, progress: Progress) -> Result:
     ]
     left_out = _measure(cells, size, rounds, budget_s, config, progress)
     measured = [cell for cell in cells if cell.samples]
+    busy = busy or _busy(config.device)
     passed, summary, finding = _judge(measured, config.seed)
     return Result(
         name="roofline",
@@ -77,9 +79,9 @@ def run(config: BenchConfig, progress: Progress) -> Result:
         | {"models": names, "size": size, "rounds": rounds, "budget_s": budget_s, "modes": MODES, "goal": GOAL}
         | {"device_spec": spec.name, "device_fingerprint": spec.fingerprint()},
         rows=(*_rows(measured, config), *summary),
-        passed=None if left_out or not config.full else passed,
+        passed=None if left_out or busy or not config.full else passed,
         finding=finding,
-        notes=_notes(left_out),
+        notes=_notes(left_out, busy),
     )
 
 
@@ -238,9 +240,18 @@ def mean_error(cells: Sequence[Cell], seed: int) -> tuple[float, Interval | None
     return value, Interval(float(low), float(high))
 
 
-def _notes(left_out: Sequence[str]) -> tuple[str, ...]:
+def _busy(device: str) -> bool:
+    """Whether other processes make parallel loops stall, so that no step time means anything."""
+    from optpass.passes.roofline.calibration_probes import contended
+
+    return device == "cpu" and contended()
+
+
+def _notes(left_out: Sequence[str], busy: bool) -> tuple[str, ...]:
     notes = [
         "predictions come from captured graphs and a calibration of the device, made before anything is measured",
         "inference under no_grad; training is forward, loss and backward, without an optimizer",
     ]
+    if busy:
+        notes.append("other processes kept the processor busy: parallel loops stalled, the times mean nothing")
     return (*notes, *([f"not measured, time ran out: {', '.join(left_out)}"] if left_out else []))

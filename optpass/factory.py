@@ -52,7 +52,7 @@ def load_factory(file: Path, factory: str | None, sets: Mapping[str, str], dtype
         return build(compat.fake_mode_for_planning())
     except OptPassError:
         raise
-    except (Exception, SystemExit) as first:  # whatever fake tensors cannot do; the second try tells
+    except (Exception, SystemExit) as first:  # noqa: BLE001  # whatever fake tensors cannot do; the second try tells
         try:
             target = build(None)
         except OptPassError:
@@ -84,7 +84,8 @@ def _existing(file: Path) -> Path:
         around = file.parent if file.parent.is_dir() else Path()
         there = [p.name for p in around.glob("*.py")]
         close = nearest(file.name, there)
-        raise ConfigError(f"{file}: no such file" + (f"; did you mean {' or '.join(map(repr, close))}?" if close else ""))
+        hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+        raise ConfigError(f"{file}: no such file{hint}")
     return file.resolve()
 
 
@@ -118,7 +119,8 @@ def _attribute(module: ModuleType, file: Path, factory: str | None) -> Callable[
     theirs = {k: v for k, v in vars(module).items() if getattr(v, "__module__", None) == module.__name__}
     own = [key for key, value in theirs.items() if inspect.isfunction(value) and not key.startswith("_")]
     if not factory:
-        raise ConfigError(f"{file}: name the factory in it, as {file}:{own[0] if own else 'factory'}; it returns {RETURNS}")
+        example = f"{file}:{own[0] if own else 'factory'}"
+        raise ConfigError(f"{file}: name the factory in it, as {example}; it returns {RETURNS}")
     if not hasattr(module, factory):
         raise ConfigError(f"{file}: has no {factory!r}; {did_you_mean(factory, own)}")
     found = getattr(module, factory)

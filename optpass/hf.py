@@ -18,7 +18,7 @@ from optpass.targets import Target
 if TYPE_CHECKING:
     import torch
 
-#: Auto classes by the head they put on, in the order in which they are tried: the head that the type is known for first.
+#: Auto classes by the head they put on, in the order in which they are tried: what a type is known for comes first.
 ENCODER_DECODER = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq")
 ENCODER = ("AutoModelForMaskedLM",)
 HEADS = (
@@ -63,7 +63,7 @@ def load_hf(model_type: str, sets: Mapping[str, str], dtype: torch.dtype | None,
     auto = _auto_class(transformers, config, model_type)
     settings = "".join(f" {key}={value}" for key, value in sets.items())
 
-    def build(mode: Any) -> Target:
+    def build(mode: Any, *, drawn: bool) -> Target:
         import torch
 
         from optpass.models.common import default_dtype
@@ -71,12 +71,14 @@ def load_hf(model_type: str, sets: Mapping[str, str], dtype: torch.dtype | None,
         with contextlib.ExitStack() as stack:
             if mode is not None:
                 stack.enter_context(mode)
+            if not drawn:
                 stack.enter_context(_without_values())
             stack.enter_context(default_dtype(dtype or torch.float32))
             model = auto.from_config(config, attn_implementation=attention)
             model.train(train)
             inputs = make_inputs(model, config, auto.__name__, shape, train=train)
-        target = Target(model, (), inputs, f"hf:{model_type}{settings}", fake_mode=mode, rebuild=lambda: build(None))
+        name = f"hf:{model_type}{settings}"
+        target = Target(model, (), inputs, name, fake_mode=mode, rebuild=lambda: build(None, drawn=True))
         target.notes.append(f"{type(model).__name__} with {attention} attention and random weights")
         return target
 
@@ -84,7 +86,13 @@ def load_hf(model_type: str, sets: Mapping[str, str], dtype: torch.dtype | None,
     from optpass.backend.trace_error import reason
 
     try:
-        return build(compat.fake_mode_for_planning())
+        try:
+            return build(compat.fake_mode_for_planning(), drawn=False)
+        except Exception as error:
+            if not compat.needs_values(error):
+                raise
+            # A constructor that reads a tensor back. Real weights that nobody draws are memory that nobody touches.
+            return build(None, drawn=False)
     except ConfigError:
         raise
     except Exception as error:  # transformers checks its configs in many places, and raises many kinds
@@ -121,7 +129,8 @@ def _config_class(transformers: Any, model_type: str) -> Any:
         close = nearest(model_type, known)
         hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "write e.g. hf:llama, hf:bert or hf:vit"
         org = " (a repository's name is not looked up: nothing is downloaded)" if "/" in model_type else ""
-        raise ConfigError(f"hf:{model_type}: transformers {transformers.__version__} has no such model type{org}; {hint}")
+        version = transformers.__version__
+        raise ConfigError(f"hf:{model_type}: transformers {version} has no such model type{org}; {hint}")
     try:
         return transformers.CONFIG_MAPPING[model_type]
     except Exception as error:  # a configuration that needs a package which is not installed
@@ -140,7 +149,8 @@ def _config(config_class: Any, model_type: str, sets: Mapping[str, str]) -> Any:
     try:
         default = config_class()
     except Exception as error:  # a composite configuration that has no default
-        raise ConfigError(f"hf:{model_type}: has no default configuration: {' '.join(str(error).split())[:200]}") from error
+        said = " ".join(str(error).split())[:200]
+        raise ConfigError(f"hf:{model_type}: has no default configuration: {said}") from error
     if not sets:
         return _prepared(default)
     values: dict[str, Any] = {}
@@ -208,7 +218,7 @@ def _like(default: Any) -> tuple[type, ...]:
 
 def _auto_class(transformers: Any, config: Any, model_type: str) -> Any:
     """The first Auto class that has a model for this configuration."""
-    first = ENCODER_DECODER if getattr(config, "is_encoder_decoder", False) else ()
+    first: tuple[str, ...] = ENCODER_DECODER if getattr(config, "is_encoder_decoder", False) else ()
     if not first and not getattr(config, "is_decoder", False):
         first = ENCODER
     for name in (*first, *HEADS):

@@ -11,8 +11,11 @@ from optpass.errors import ConfigError
 #: Sizes of inputs that are no fields of a configuration, with their defaults.
 SETTINGS: Mapping[str, int] = {"batch": 1, "seq": 512, "frames": 0, "samples": 16000}
 #: Heads whose loss is computed from labels of the shape of the tokens.
-_TOKEN_LABELS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForImageTextToText")
-_CLASS_LABELS = ("AutoModelForImageClassification", "AutoModelForAudioClassification", "AutoModelForVideoClassification")
+_TOKEN_LABELS = tuple(f"AutoModelFor{head}" for head in ("CausalLM", "Seq2SeqLM", "MaskedLM", "ImageTextToText"))
+#: Heads whose labels are a class each.
+_CLASS_LABELS = tuple(f"AutoModelFor{kind}Classification" for kind in ("Image", "Audio", "Video"))
+#: Fields that hold the configuration of a part.
+_PARTS = ("text_config", "vision_config", "encoder", "decoder")
 
 
 def make_inputs(model: Any, config: Any, auto: str, shape: Mapping[str, int], *, train: bool) -> dict[str, Any]:
@@ -129,7 +132,7 @@ class _Maker:
 
     def _find(self, key: str, default: Any = None) -> Any:
         """A field of the configuration, or of the tower it belongs to."""
-        parts = [self.config, *(getattr(self.config, k, None) for k in ("text_config", "vision_config", "encoder", "decoder"))]
+        parts = [self.config, *(getattr(self.config, name, None) for name in _PARTS)]
         found = (getattr(part, key, None) for part in parts if part is not None)
         return next((v for v in found if v is not None), default)
 

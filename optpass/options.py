@@ -61,6 +61,12 @@ class Options(BaseModel):
         """The layer that set `key` and the name it has there, for messages: `options: inner`."""
         return _where(self._origin.get(key, "options"), key)
 
+    def __eq__(self, other: object) -> bool:
+        """Equal settings; which layer they came from does not count."""
+        return isinstance(other, Options) and all(
+            getattr(self, k) == getattr(other, k) for k in type(self).model_fields
+        )
+
     def to_json(self) -> dict[str, Any]:
         """The options as plain data; a callable stands as its qualified name."""
         data: dict[str, Any] = {}

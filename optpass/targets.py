@@ -1,4 +1,4 @@
-"""What `analyze` can be pointed at, by name: a reference model, a factory in a file, a transformers model type, an ONNX file.
+"""What `analyze` can be pointed at by name: a reference model, a factory in a file, a transformers type, an ONNX file.
 
 Everything is built under fake tensors, so nothing is allocated. Here: the forms and the first two's names; files of
 factories are `factory`'s, transformers models `hf`'s. Analysing is `api`'s.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -190,5 +190,6 @@ def _unknown(text: str) -> str:
         what = "is a folder" if Path(name).is_dir() else "is neither a .py nor an .onnx file"
         return f"unknown target {text!r}: {name} {what if Path(name).exists() else 'does not exist'}; {FORMS}"
     close = nearest(name, model_names())
-    hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"the models are {', '.join(model_names())}"
-    return f"unknown target {text!r}: {hint} Otherwise {FORMS}" if close else f"unknown target {text!r}; {FORMS}; {hint}"
+    if close:
+        return f"unknown target {text!r}: did you mean {' or '.join(map(repr, close))}? Otherwise {FORMS}"
+    return f"unknown target {text!r}; {FORMS}; the models are {', '.join(model_names())}"

@@ -40,9 +40,7 @@ def run(model: Any, inputs: Sequence[Any], call: Callable[..., Any] | None = Non
         terms = [(t * torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.dtype)).sum() for t in wanted]
         sum(terms[1:], start=terms[0]).backward()
     grads = {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
-    grads |= {
-        f"input {i}": t.grad for i, t in enumerate(own) if isinstance(t, torch.Tensor) and t.grad is not None
-    }
+    grads |= {f"input {i}": t.grad for i, t in enumerate(own) if isinstance(t, torch.Tensor) and t.grad is not None}
     return Run([t.detach() for t in leaves], grads)
 
 
@@ -50,7 +48,9 @@ def in_double(model: Any, inputs: Sequence[Any]) -> Run:
     """The reference: the same call with parameters, buffers and inputs in float64, eagerly."""
     exact = copy.deepcopy(model).double() if isinstance(model, nn.Module) else model
     wide = [
-        t.detach().double().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) and t.is_floating_point() else t
+        t.detach().double().requires_grad_(t.requires_grad)
+        if isinstance(t, torch.Tensor) and t.is_floating_point()
+        else t
         for t in inputs
     ]
     return run(exact, wide)

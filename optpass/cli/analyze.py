@@ -55,9 +55,7 @@ def analyze(
     with quiet(), _progress() as told:
         from optpass.api import analyze as run
 
-        analysis = run(
-            target, device=device, train=train, dtype=dtype, size=size, sets=settings, progress=told
-        )  # fmt: skip
+        analysis = run(target, device=device, train=train, dtype=dtype, size=size, sets=settings, progress=told)
     from optpass.cli.output import emit
 
     emit(analysis, json=json, html=html, top=top)
@@ -113,8 +111,9 @@ def _progress() -> Iterator[Callable[[float | None, str], None] | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from optpass.cli.output import console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from optpass.cli.output import console
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
@@ -142,9 +141,9 @@ def _list_devices() -> None:
     from optpass.passes.devices import DTYPES, table
 
     shown = [dtype for dtype in DTYPES if any(dtype in spec.peak_flops for spec in table().values())]
-    header = [f"{'key':<18}", *(f"{dtype:>9}" for dtype in shown), f"{'GB/s':>7}", f"{'GiB':>5}", "  name; source of peaks"]
+    columns = " ".join(f"{dtype:>9}" for dtype in shown)
     typer.echo("Dense matmul peaks in TFLOP/s, memory bandwidth in GB/s.")
-    typer.echo(" ".join(header))
+    typer.echo(f"{'key':<18} {columns} {'GB/s':>7} {'GiB':>5}   name; source of peaks")
     for key, spec in table().items():
         if spec.kind == "cpu":
             continue
@@ -152,5 +151,6 @@ def _list_devices() -> None:
         memory = f"{spec.memory_bytes / 2**30:>5.0f}" if spec.memory_bytes else f"{'-':>5}"
         cited = list(dict.fromkeys(v for k, v in spec.sources.items() if k.startswith("peak_flops.")))
         source = textwrap.shorten(cited[0], _SOURCE, placeholder=" ...") if cited else "-"
-        typer.echo(" ".join([f"{key:<18}", *peaks, f"{spec.bandwidth / 1e9:>7.0f}", memory, f"  {spec.name}; {source}"]))
+        figures = " ".join([*peaks, f"{spec.bandwidth / 1e9:>7.0f}", memory])
+        typer.echo(f"{key:<18} {figures}   {spec.name}; {source}")
     typer.echo("'cpu' is this machine's processor, measured once and cached: optpass env shows its figures.")

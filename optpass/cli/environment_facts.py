@@ -1,4 +1,4 @@
-"""The facts that `optpass env` shows, as plain data. Imports torch; changes nothing and never fails for a missing part."""
+"""The facts that `optpass env` shows, as plain data. Changes nothing, and never fails for a missing part."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[name] = _ABSENT
     found["torch"] = str(torch.__version__)
-    found["optpass in"] = os.path.dirname(optpass.__file__)
+    found["optpass in"] = str(Path(optpass.__file__).parent)
     return found
 
 

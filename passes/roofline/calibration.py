@@ -22,7 +22,15 @@ from optpass.passes.devices.dtypes import DTYPES
 from optpass.passes.roofline import calibration_compiled as loops
 from optpass.passes.roofline import calibration_probes as probes
 from optpass.passes.roofline.calibration_clock import Budget
-from optpass.passes.roofline.calibration_data import VERSION, CpuCalibration, GemmFit, fit_gemm
+from optpass.passes.roofline.calibration_data import (
+    VECTOR,
+    VERSION,
+    CpuCalibration,
+    GemmFit,
+    attention_products,
+    scaled,
+)
+from optpass.passes.roofline.calibration_library import Library, take
 from optpass.report.environment import cpu_model
 from optpass.report.files import write_text
 
@@ -34,6 +42,7 @@ Report = Callable[[float, str], None]
 
 #: Least seconds of a parallel loop's entry that can be told from noise.
 _LEAST_REGION_S = 1e-7
+_LEAST_SCORE_S = 1e-12
 
 
 def calibrated_spec(progress: Report | None = None, force: bool = False) -> DeviceSpec:
@@ -59,36 +68,38 @@ def cached_spec() -> DeviceSpec | None:
 def measure(progress: Report | None = None) -> CpuCalibration:
     """Measure this processor now, with torch's present number of threads; nothing is cached.
 
+    Where other processes hold so many cores that parallel loops stall, one thread is measured and its rates are
+    multiplied; such a calibration is `estimated`, and is not written to the cache.
+
     The caller's random state and grad mode are left as they were.
     """
     tell = progress or (lambda fraction, label: None)
+    threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.no_grad():
         torch.manual_seed(0)
-        return _measure(tell)
+        if not probes.contended():
+            found = _measure(tell)
+            if not probes.contended():
+                return found
+        log.warning("other processes keep this machine busy: one thread is measured and scaled to %d", threads)
+        try:
+            torch.set_num_threads(1)
+            return scaled(_measure(tell), threads)
+        finally:
+            torch.set_num_threads(threads)
 
 
 def _measure(tell: Report) -> CpuCalibration:
     budget = Budget()
-    tell(0.0, "copy bandwidth")
-    bandwidth = probes.copy_bandwidth(budget)
-    fault_s = probes.fresh_seconds(bandwidth)
-    gemm: dict[str, GemmFit] = {}
-    for step, dtype in enumerate(("float32", *probes.OTHER_DTYPES, "int8")):
-        tell(0.08 + 0.04 * step, f"{dtype} matrix products")
-        samples = probes.products(dtype, budget)
-        if samples:
-            gemm[dtype] = fit_gemm(samples, bandwidth, gemm.get("float32"))
-    tell(0.3, "convolutions")
-    conv = fit_gemm(probes.convolutions(budget), bandwidth, tiles=(1, 16))
-    ratios = [2.0 * forward / backward for forward, backward in probes.convolution_gradients(budget)]
-    tell(0.36, "attention")
-    attention = probes.attention(budget)
-    tell(0.4, "kernel calls")
+    library = take(budget, lambda done, label: tell(0.2 * done, label))
+    tell(0.2, "kernel calls")
     kernel_s, graph_s, backward_s = loops.call_seconds(budget)
-    tell(0.6, "compiled loops")
+    tell(0.5, "compiled loops")
     element_s, idle, compiled = loops.element_seconds(budget)
-    element_s |= {"sort": probes.sort_seconds(budget), "bag": probes.bag_seconds(budget)}
-    element_s["unroll"] = probes.unroll_seconds(budget, gemm["float32"].rate)
+    library = library.best(take(budget, lambda done, label: tell(0.8 + 0.2 * done, f"{label}, again")))
+    bandwidth = library.bandwidth()
+    gemm, conv = library.fits(bandwidth)
+    exact = gemm["float32"]
     threads = torch.get_num_threads()
     # The idle call enters one parallel region per loop; what it takes beyond a plain call is theirs.
     region = (idle - graph_s - 2 * kernel_s) / len(loops.CLASSES) if compiled and threads > 1 else 0.0
@@ -96,10 +107,38 @@ def _measure(tell: Report) -> CpuCalibration:
     cpu, cores = _processor()
     return CpuCalibration(
         cpu=cpu, cores=cores, threads=threads, torch=str(torch.__version__), gemm=gemm, conv=conv,
-        conv_backward=sum(ratios) / len(ratios), attention=attention, bandwidth=bandwidth, element_s=element_s,
-        kernel_s=kernel_s, graph_s=graph_s, backward_s=backward_s, fault_s=fault_s, compiled=compiled,
+        conv_backward=sum(2.0 * f / b for f, b in library.gradients) / len(library.gradients),
+        attention=_attention(library, exact), bandwidth=bandwidth,
+        element_s=element_s | {"sort": library.sort, "bag": library.bag, "unroll": _unroll(library, exact)},
+        kernel_s=kernel_s, graph_s=graph_s, backward_s=backward_s, compiled=compiled,
         region_s=max(_LEAST_REGION_S, region) if threads > 1 else 0.0,
+        cold_s=max(0.0, library.cold[1] - library.cold[0]) / (4 * probes.COLD_SHAPE[1] ** 2),
+        fault_s=max(0.0, library.fresh / probes.FRESH - 1.0 / bandwidth.at(probes.FRESH)),
     )  # fmt: skip
+
+
+def _unroll(library: Library, exact: GemmFit) -> float:
+    """Seconds per element of im2col: an unrolled convolution without its product."""
+    _, channels, side, _, taps, _, _ = probes.UNROLLED
+    m, k = side * side, channels * taps * taps
+    return max(0.0, library.unroll - 2.0 * m * channels * k / exact.rate(channels, m, k)) / (m * k)
+
+
+def _attention(library: Library, exact: GemmFit) -> dict[str, float]:
+    """Seconds per score beside the products, and what scores that do not fill a vector cost in addition."""
+    per_score = []
+    for shape, seconds in zip(probes.ATTENTION, library.attention, strict=True):
+        batch, heads, length, width = shape
+        scores = batch * heads * length * length
+        products = attention_products(4.0 * scores * width, length, width, exact.rate)
+        # The backward has five products, the forward two.
+        per_score.append([(s - p * products) / scores for s, p in zip(seconds, (1.0, 2.5), strict=True)])
+    part = probes.ATTENTION[1][2] % VECTOR / probes.ATTENTION[1][2]
+    found = {}
+    for way, whole, ragged in zip(("forward", "backward"), *per_score, strict=True):
+        found[way] = max(_LEAST_SCORE_S, whole)
+        found[f"{way}_tail"] = max(_LEAST_SCORE_S, (ragged - whole) / part)
+    return found
 
 
 def spec_of(calibration: CpuCalibration) -> DeviceSpec:
@@ -133,11 +172,13 @@ def _remember(found: CpuCalibration) -> None:
     """Keep a calibration for this process, and in the cache folder where that can be written."""
     path = _path()
     _in_memory[path] = found
+    _read.cache_clear()
+    if found.estimated:
+        return
     try:
         write_text(found.to_json(), path)
     except ReportError as error:
         log.warning("the CPU calibration is kept for this process only: %s", error)
-    _read.cache_clear()
 
 
 def _cached(path: Path, identity: Mapping[str, object]) -> CpuCalibration | None:

@@ -1,7 +1,7 @@
 """What a calibration of this processor found: plain figures, their JSON, and the two shapes of curve they are kept as.
 
-Measuring is in `calibration_probes` and `calibration_compiled`, caching in `calibration`, use in `cpu_model`. Nothing
-here may import torch.
+`calibration_library` and `calibration_compiled` measure them, `calibration_fit` fits them, `calibration` keeps them and
+`cpu_model` reads them. Nothing here may import torch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import bisect
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -19,6 +19,15 @@ VERSION = 1
 
 #: The columns of one register tile: below this many, BLAS kernels run their remainder code.
 NARROW = 16
+#: Elements of a vector in float32, at most; row lengths that are no multiple end in a loop over single elements.
+VECTOR = 16
+#: Entry of a parallel loop where it could not be measured: fork and join of an OpenMP team that is awake (Bull et al.,
+#: "A microbenchmark suite for OpenMP 3.0", IWOMP 2011, find 1 to 10 microseconds).
+REGION_S = 3e-6
+#: Library kernels that run on one thread.
+SERIAL = ("sort", "bag")
+#: Queries that ATen's fused attention takes at a time, for all but long sequences (FlashAttentionKernel.cpp).
+ATTENTION_BLOCK = 32
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,7 @@ class GemmFit:
         call_s: seconds that a call costs besides.
         narrow: factor for products of few columns.
         n_tile: columns of a register tile; 1 where none was found.
+        n_rest: columns that a last tile costs in addition where it ends within a vector (N no multiple of 8).
     """
 
     peak: float
@@ -44,12 +54,13 @@ class GemmFit:
     call_s: float
     narrow: float = 1.0
     n_tile: int = 1
+    n_rest: int = 0
 
     def rate(self, m: float, n: float, k: float) -> float:
         """FLOP/s that one product of these sizes runs at, the call aside."""
         part = m / (m + self.m_half) * n / (n + self.n_half) * k / (k + self.k_half)
         if n > 1:  # products of one column are not tiled: they are bound by memory
-            part *= n / (math.ceil(n / self.n_tile) * self.n_tile)
+            part *= n / (math.ceil(n / self.n_tile) * self.n_tile + (self.n_rest if n % 8 else 0))
         return self.peak * part * (self.narrow if 1 < n < NARROW else 1.0)
 
 
@@ -82,7 +93,8 @@ class CpuCalibration:
         conv: forward convolutions in channels-last float32, as products of M = batch * output positions,
             N = output channels of a group and K = input channels of a group * taps.
         conv_backward: rate of a convolution's gradients over that of the forward.
-        attention: FLOP/s of the fused attention kernel by 'forward' and 'backward'.
+        attention: seconds per score of the fused attention kernel beside its products, by 'forward' and 'backward';
+            with `_tail`, in addition for those scores of a row that do not fill a vector.
         bandwidth: bytes read and written per second by a copy, over the bytes that it touches.
         element_s: seconds per element and operation in a compiled loop, by class of operation
             (`calibration_compiled.CLASSES`), loads and stores aside; and of library kernels `sort` per comparison,
@@ -91,7 +103,10 @@ class CpuCalibration:
         graph_s: one call of a compiled graph besides its kernels: guards and wrapper.
         backward_s: what training adds to that: autograd's bookkeeping and the call of the backward graph.
         region_s: entering and leaving a parallel loop.
+        cold_s: per byte of a product's second operand that comes from memory, beyond the product itself: libraries
+            copy it into blocks first, which does not overlap with arithmetic.
         fault_s: per byte of memory that is touched for the first time after the system handed it out.
+        estimated: measured on one thread, and scaled to `threads`.
         compiled: False where no compiler was found and eager kernels stood in for compiled loops.
     """
 
@@ -109,8 +124,10 @@ class CpuCalibration:
     graph_s: float
     backward_s: float
     region_s: float
+    cold_s: float
     fault_s: float
     compiled: bool = True
+    estimated: bool = False
     version: int = VERSION
 
     def fingerprint(self) -> str:
@@ -151,10 +168,10 @@ class CpuCalibration:
         positive += [*self.bandwidth.sizes, *self.bandwidth.values]
         for fit in (*self.gemm.values(), self.conv):
             positive += [fit.peak, fit.narrow, fit.n_tile]
-        rest: list[Any] = [self.region_s, self.fault_s, *self.element_s.values()]
+        others: list[Any] = [self.region_s, self.cold_s, self.fault_s, *self.element_s.values()]
         for fit in (*self.gemm.values(), self.conv):
-            rest += [fit.m_half, fit.n_half, fit.k_half, fit.call_s]
-        if not all(_number(v) and v > 0 for v in positive) or not all(_number(v) and v >= 0 for v in rest):
+            others += [fit.n_rest, fit.m_half, fit.n_half, fit.k_half, fit.call_s]
+        if not all(_number(v) and v > 0 for v in positive) or not all(_number(v) and v >= 0 for v in others):
             raise ValueError("a calibration holds a figure that is not a positive number")
         rising = all(a < b for a, b in zip(self.bandwidth.sizes, self.bandwidth.sizes[1:], strict=False))
         if "float32" not in self.gemm or not rising or len(self.bandwidth.sizes) != len(self.bandwidth.values):
@@ -165,58 +182,22 @@ def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-@dataclass(frozen=True)
-class GemmSample:
-    """One measured product (or convolution seen as one): sizes, bytes it touches, and seconds it took."""
+def scaled(one: CpuCalibration, threads: int) -> CpuCalibration:
+    """What `threads` threads would do by a calibration of one: rates in proportion, but for memory beyond the caches.
 
-    m: int
-    n: int
-    k: int
-    batch: int
-    bytes: int
-    seconds: float
-
-
-def fit_gemm(
-    samples: Sequence[GemmSample],
-    bandwidth: Curve,
-    start: GemmFit | None = None,
-    tiles: Sequence[int] = (1, 8, 16, 32),
-) -> GemmFit:
-    """The `GemmFit` with the least mean Huber loss in log(predicted / measured) over the samples.
-
-    A pattern search over the logarithms of the five parameters (Hooke and Jeeves, JACM 8(2), 1961): few samples, and
-    no library needed. Huber's loss, because a sample that another process disturbed is too slow by any factor.
-    `narrow` is fitted afterwards.
-
-    Args:
-        samples: at least one; those of 2 to 15 columns count for `narrow` only.
-        bandwidth: what holds products that move more than they compute.
-        start: where to begin, for example another dtype's fit; its tile is kept.
-        tiles: columns of a register tile to try.
+    A parallel loop is taken to cost `REGION_S` to enter.
     """
-    wide = [s for s in samples if not 1 < s.n < NARROW] or list(samples)
-    peak = max(_flops(s) / s.seconds for s in wide)
-    begin = start or GemmFit(peak, 2.0, 4.0, 4.0, 1e-6)
-    point = [math.log(v) for v in (peak, begin.m_half, begin.n_half, begin.k_half, begin.call_s)]
-
-    def search(tile: int) -> tuple[float, GemmFit]:
-        def loss(at: Sequence[float]) -> float:
-            fit = _fit(at, tile)
-            total = sum(_huber(math.log(gemm_seconds(fit, *_sizes(s), bandwidth) / s.seconds)) for s in wide)
-            # Extents that no sample bears on drift without this pull towards where the search began.
-            return total / len(wide) + 1e-3 * sum((a - b) ** 2 for a, b in zip(at[1:], point[1:], strict=True))
-
-        value, at = _pattern_search(loss, point)
-        return value, _fit(at, tile)
-
-    found = min((search(tile) for tile in (tiles if start is None else (begin.n_tile,))), key=lambda pair: pair[0])[1]
-    narrow = [s for s in samples if 1 < s.n < NARROW]
-    if not narrow or narrow == wide:
-        return found
-    ratios = [gemm_seconds(found, *_sizes(s), bandwidth) / s.seconds for s in narrow]
-    factor = math.exp(sum(math.log(r) for r in ratios) / len(ratios))
-    return replace(found, narrow=min(1.0, factor))
+    if threads == 1:
+        return one
+    shared = one.bandwidth.values[-1]  # one thread can nearly fill the memory's own bus on small machines
+    values = tuple(max(shared, v * threads) if v > 1.5 * shared else v for v in one.bandwidth.values)
+    return replace(
+        one, threads=threads, estimated=True, region_s=REGION_S, bandwidth=Curve(one.bandwidth.sizes, values),
+        gemm={dtype: replace(fit, peak=fit.peak * threads) for dtype, fit in one.gemm.items()},
+        conv=replace(one.conv, peak=one.conv.peak * threads),
+        attention={way: seconds / threads for way, seconds in one.attention.items()},
+        element_s={name: seconds / (1 if name in SERIAL else threads) for name, seconds in one.element_s.items()},
+    )  # fmt: skip
 
 
 def gemm_seconds(fit: GemmFit, m: float, n: float, k: float, batch: float, moved: float, bandwidth: Curve) -> float:
@@ -225,42 +206,14 @@ def gemm_seconds(fit: GemmFit, m: float, n: float, k: float, batch: float, moved
     return max(arithmetic, moved / bandwidth.at(moved)) + fit.call_s
 
 
-def _sizes(sample: GemmSample) -> tuple[int, int, int, int, int]:
-    return sample.m, sample.n, sample.k, sample.batch, sample.bytes
+def attention_products(
+    flops: float, length: float, width: float, rate: Callable[[float, float, float], float]
+) -> float:
+    """Seconds of the two products of fused attention, whose blocks are `ATTENTION_BLOCK` queries high.
 
-
-def _huber(error: float, knee: float = 0.2) -> float:
-    size = abs(error)
-    return size * size / 2 if size < knee else knee * (size - knee / 2)
-
-
-def _flops(sample: GemmSample) -> float:
-    return 2.0 * sample.m * sample.n * sample.k * sample.batch
-
-
-def _fit(at: Sequence[float], tile: int) -> GemmFit:
-    # Bounds keep a noisy sample from buying a nonsensical parameter.
-    peak, m_half, n_half, k_half, call_s = (math.exp(min(v, 60.0)) for v in at)
-    return GemmFit(peak, min(m_half, 512.0), min(n_half, 512.0), min(k_half, 512.0), min(call_s, 1e-3), 1.0, tile)
-
-
-def _pattern_search(
-    loss: Callable[[Sequence[float]], float], start: Sequence[float]
-) -> tuple[float, list[float]]:
-    """Least `loss` near `start`: step along one axis at a time, with shorter steps once none helps."""
-    point, steps = list(start), [0.4] * len(start)
-    best = loss(point)
-    for _ in range(200):
-        for axis in range(len(point)):
-            for sign in (1.0, -1.0):
-                trial = list(point)
-                trial[axis] += sign * steps[axis]
-                value = loss(trial)
-                if value < best - 1e-9:
-                    point, best = trial, value
-                    break
-            else:
-                steps[axis] *= 0.6
-        if max(steps) < 0.01:
-            break
-    return best, point
+    Args:
+        flops: of both products, all heads together.
+        length, width: number of keys, and width of a head.
+        rate: FLOP/s of a product of M, N, K.
+    """
+    return flops / 2 * (1 / rate(ATTENTION_BLOCK, length, width) + 1 / rate(ATTENTION_BLOCK, width, length))

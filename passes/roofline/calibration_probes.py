@@ -5,6 +5,7 @@ Inputs are random, never zeros: processors and libraries take short cuts on zero
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from optpass.passes.roofline.calibration_clock import Budget, fastest
-from optpass.passes.roofline.calibration_data import Curve, GemmSample
+from optpass.passes.roofline.calibration_fit import GemmSample
 
 MIB = 1 << 20
 
@@ -36,36 +37,60 @@ SHAPES: Mapping[str, tuple[tuple[int, int, int, int], ...]] = {
 }
 OTHER_DTYPES = ("bfloat16", "float16", "float64")
 
+#: Rows and columns of a product whose second operand is read cold, and bytes of the operands that take turns.
+COLD_SHAPE = (64, 1024)
+COLD_BYTES = 64 * MIB
+
 #: (batch, C_in, H = W, C_out, taps per side, stride, groups)
 CONVOLUTIONS = (
     (2, 32, 16, 32, 3, 1, 1), (2, 64, 32, 64, 3, 1, 1), (1, 128, 28, 128, 3, 1, 1), (2, 64, 28, 128, 1, 1, 1),
     (2, 3, 64, 64, 7, 2, 1), (4, 3, 64, 128, 8, 8, 1), (2, 256, 8, 256, 3, 1, 1), (2, 16, 16, 16, 3, 1, 1),
     (2, 63, 20, 63, 3, 1, 1), (2, 100, 16, 50, 3, 1, 1),
 )  # fmt: skip
+#: One small image, which ATen does not give to oneDNN.
+UNROLLED = (1, 64, 16, 64, 3, 1, 1)
 BACKWARD_CONVOLUTIONS = CONVOLUTIONS[1:3]
 
 #: Bytes that a copy reads and writes; the largest are beyond most last-level caches.
 COPY_SIZES = (64 << 10, 256 << 10, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 192 * MIB)
-#: Batch, heads, length, width of a head.
-ATTENTION = (2, 4, 256, 64)
-_FRESH = 64 * MIB  # above the largest size that allocators keep for themselves (glibc: 32 MiB)
+#: Batch, heads, length, width of a head: a length of whole vectors, and one with a remainder.
+ATTENTION = ((2, 4, 256, 64), (2, 6, 125, 33))
+FRESH = 64 * MIB  # above the largest size that allocators keep for themselves (glibc: 32 MiB)
 
 
-def copy_bandwidth(budget: Budget) -> Curve:
-    """Bytes read and written per second by a copy, by the bytes that it touches."""
-    rates = []
+def contended() -> bool:
+    """Whether parallel loops stall, because other processes hold the cores that torch's threads want.
+
+    A copy within the caches should take less time with all threads than with one; where it takes longer even at its
+    best, threads wait for each other for whole slices of the scheduler.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1:
+        return False
+    budget = Budget(total_s=0.1)
+    source = torch.rand(1 << 17)
+    target = torch.empty_like(source)
+    together = fastest(lambda: target.copy_(source), budget)
+    try:
+        torch.set_num_threads(1)
+        return together > 1.5 * fastest(lambda: target.copy_(source), budget)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def copies(budget: Budget) -> tuple[float, ...]:
+    """Seconds of copies that read and write `COPY_SIZES` bytes."""
+    found = []
     for size in COPY_SIZES:
         source = torch.rand(size // 8)
         target = torch.empty_like(source)
-        rates.append(size / fastest(lambda s=source, t=target: t.copy_(s), budget))  # type: ignore[misc]
-    return Curve(tuple(float(s) for s in COPY_SIZES), tuple(rates))
+        found.append(fastest(lambda s=source, t=target: t.copy_(s), budget))  # type: ignore[misc]
+    return tuple(found)
 
 
-def fresh_seconds(bandwidth: Curve) -> float:
-    """Seconds per byte of the first touch of new memory, beyond the write itself; 0 where it cannot be told."""
-    count = _FRESH // 4
-    best = min(_once(lambda: torch.ones(count)) for _ in range(2))
-    return max(0.0, best - _FRESH / bandwidth.at(_FRESH)) / _FRESH
+def fresh() -> float:
+    """Seconds that filling `FRESH` bytes of new memory takes."""
+    return min(_once(lambda: torch.ones(FRESH // 4)) for _ in range(2))
 
 
 def _once(call: Callable[[], object]) -> float:
@@ -87,6 +112,18 @@ def products(dtype: str, budget: Budget) -> list[GemmSample]:
         moved = batch * (m * k + k * n + m * n) * kind.itemsize
         found.append(GemmSample(m, n, k, batch, moved, seconds))
     return found
+
+
+def cold(budget: Budget) -> tuple[float, ...]:
+    """(warm, cold) seconds of a product whose second operand was just used, or comes from beyond the caches."""
+    m, n = COLD_SHAPE
+    a, out = torch.rand(m, n), torch.empty(m, n)
+    weights = [torch.rand(n, n) for _ in range(COLD_BYTES // (4 * n * n))]
+    warm = fastest(lambda: torch.mm(a, weights[0].t(), out=out), budget)
+    turn = itertools.cycle(weights)
+    # One call a run: the least over runs of several would still hold only whole rounds, but fewer of them.
+    rounds = Budget(run_s=0.0, total_s=4 * budget.total_s, runs=8 * len(weights), least=len(weights))
+    return warm, fastest(lambda: torch.mm(a, next(turn).t(), out=out), rounds)
 
 
 def _product(kind: torch.dtype, batch: int, m: int, n: int, k: int) -> Callable[[], Any]:
@@ -118,20 +155,12 @@ def convolutions(budget: Budget) -> list[GemmSample]:
     return found
 
 
-def unroll_seconds(budget: Budget, rate: Callable[[int, int, int], float]) -> float:
-    """Seconds per element of im2col, which small convolutions of one image take instead of oneDNN's own kernel.
-
-    Args:
-        rate: FLOP/s of a float32 product of M, N, K, whose part of the time is taken off.
-    """
-    side, channels, taps = 16, 64, 3
-    forward, _ = _convolution((1, channels, side, channels, taps, 1, 1))
-    m, k = side * side, channels * taps * taps
-    product = 2.0 * m * channels * k / rate(channels, m, k)
-    return max(0.0, fastest(forward, budget) - product) / (m * k)
+def unrolled(budget: Budget) -> float:
+    """Seconds of a convolution that runs as im2col and a product; see `UNROLLED`."""
+    return fastest(_convolution(UNROLLED)[0], budget)
 
 
-def convolution_gradients(budget: Budget) -> list[tuple[float, float]]:
+def convolution_gradients(budget: Budget) -> list[tuple[float, ...]]:
     """(forward, both gradients) of some convolutions, in seconds; the gradients do twice the forward's arithmetic."""
     return [(fastest(f, budget), fastest(b, budget)) for f, b in map(_convolution, BACKWARD_CONVOLUTIONS)]
 
@@ -152,18 +181,23 @@ def _convolution(shape: tuple[int, ...]) -> tuple[Callable[[], Tensor], Callable
     return forward, lambda: backward(*args)
 
 
-def attention(budget: Budget) -> dict[str, float]:
-    """FLOP/s of the fused attention kernel, forward and backward, by the conventions of `flops.attention`."""
-    batch, heads, length, width = ATTENTION
-    query, key, value = (torch.rand(batch, heads, length, width, requires_grad=True) for _ in range(3))
-    with torch.no_grad():
-        forward = fastest(lambda: F.scaled_dot_product_attention(query, key, value), budget)
-    with torch.enable_grad():
-        out = F.scaled_dot_product_attention(query, key, value)
-    gradient = torch.rand_like(out)
-    backward = fastest(lambda: torch.autograd.grad(out, (query, key, value), gradient, retain_graph=True), budget)
-    work = 4.0 * batch * heads * length * length * width
-    return {"forward": work / forward, "backward": 2.5 * work / backward}
+def attention(budget: Budget) -> list[tuple[float, ...]]:
+    """(forward, backward) of the fused attention kernel for each of `ATTENTION`, in seconds."""
+    found: list[tuple[float, ...]] = []
+    for shape in ATTENTION:
+        query, key, value = (torch.rand(shape, requires_grad=True) for _ in range(3))
+        inputs = (query, key, value)
+        with torch.no_grad():
+            forward = fastest(lambda i=inputs: F.scaled_dot_product_attention(*i), budget)  # type: ignore[misc]
+        with torch.enable_grad():
+            out = F.scaled_dot_product_attention(*inputs)
+        gradient = torch.rand_like(out)
+
+        def backward(out: Tensor = out, inputs: Any = inputs, gradient: Tensor = gradient) -> Any:
+            return torch.autograd.grad(out, inputs, gradient, retain_graph=True)
+
+        found.append((forward, fastest(backward, budget)))
+    return found
 
 
 def sort_seconds(budget: Budget) -> float:
@@ -173,9 +207,9 @@ def sort_seconds(budget: Budget) -> float:
 
 
 def bag_seconds(budget: Budget) -> float:
-    """Seconds per gradient element of the backward of an embedding bag (sum), whose table is small."""
-    table = torch.rand(1024, 64, requires_grad=True)
-    indices, offsets = torch.randint(0, 1024, (4096,)), torch.arange(0, 4096, 4)
+    """Seconds per gradient element of the backward of an embedding bag (sum) of 8192 rows."""
+    table = torch.rand(8192, 64, requires_grad=True)
+    indices, offsets = torch.randint(0, 8192, (4096,)), torch.arange(0, 4096, 4)
     with torch.enable_grad():
         out = F.embedding_bag(indices, table, offsets, mode="sum")
     gradient = torch.rand_like(out)

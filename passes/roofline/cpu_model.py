@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from optpass.passes.roofline.calibration_data import CpuCalibration, gemm_seconds
+from optpass.passes.roofline.calibration_data import VECTOR, CpuCalibration, attention_products
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,6 +37,10 @@ _FUNCTIONS = (
 )
 _DIVISIONS = ("div", "true_divide", "reciprocal", "sigmoid", "silu", "softmax", "remainder", "fmod")
 _HALVES = ("bfloat16", "float16")
+ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1}
+#: Working sets that a core's own cache holds, and that weights were read cold from in calibration.
+NEAR_BYTES = 1 << 20
+FAR_BYTES = 64 << 20
 #: Input elements up to which a convolution of batch 1 is unrolled, see `unrolled`.
 _UNROLLED_ELEMENTS = 20480
 _FIRST_SHAPE = re.compile(r"\w+\[(\d+(?:, \d+)+)\]")
@@ -55,10 +59,17 @@ class Estimate:
 
 
 class CpuModel:
-    """Prices kernels by one calibration."""
+    """Prices kernels by one calibration.
 
-    def __init__(self, calibration: CpuCalibration) -> None:
+    Args:
+        calibration: of the processor.
+        traffic: bytes that one step moves in all, between two uses of a weight: what the caches hold of it depends
+            on that.
+    """
+
+    def __init__(self, calibration: CpuCalibration, traffic: int = 0) -> None:
         self.c = calibration
+        self.cold = self._cold(traffic)
 
     def kernel(
         self, kind: str, ops: Iterable[OpInfo], reads: int, writes: int, elements: int, inner: int = 1, strided: int = 0
@@ -84,13 +95,26 @@ class CpuModel:
         cost = op.cost
         assert cost is not None
         if kind == "attention":
-            way = "backward" if "backward" in op.target else "forward"
-            return self._called(cost.flops / self.c.attention[way], moved, 0.0)
+            return self._attention(op, moved)
         m, n, k = cost.mnk or (1, 1, 1)
         if kind == "conv":
             return self._convolution(op, m, n, k, moved)
         fit = self.c.gemm.get(op.dtype) or self.c.gemm["float32"]
-        return self._called(cost.flops / fit.rate(m, n, k), moved, fit.call_s)
+        # A single product's second operand is a weight or was saved long ago; those of a batch were just computed.
+        cold = self.cold * n * k * ITEMSIZE.get(op.dtype, 4) * self.c.cold_s if cost.batch == 1 else 0.0
+        return self._called(cost.flops / fit.rate(m, n, k), moved, fit.call_s, cold)
+
+    def _attention(self, op: OpInfo, moved: int) -> Estimate:
+        """Products in blocks, and the softmax of every score."""
+        cost = op.cost
+        assert cost is not None
+        _, keys, width = cost.mnk or (1, 1, 1)
+        fit = self.c.gemm.get(op.dtype) or self.c.gemm["float32"]
+        products = attention_products(cost.flops, keys, width, fit.rate)
+        way, each = ("backward", 10.0) if "backward" in op.target else ("forward", 4.0)
+        scores = cost.flops / (each * width)
+        softmax = scores * (self.c.attention[way] + keys % VECTOR / keys * self.c.attention[f"{way}_tail"])
+        return self._called(products + softmax, moved, 0.0)
 
     def _convolution(self, op: OpInfo, m: int, n: int, k: int, moved: int) -> Estimate:
         """A convolution as a product; of a gradient, `mnk` is that of the input's: [M, C_out] x [C_out, K]."""
@@ -112,10 +136,15 @@ class CpuModel:
         call = self.c.conv.call_s * max(1.0, products)
         return self._called(cost.flops / (self.c.conv.rate(m, n, k) * speed), moved, call)
 
-    def _called(self, compute: float, moved: int, call: float) -> Estimate:
+    def _called(self, compute: float, moved: int, call: float, cold: float = 0.0) -> Estimate:
         memory = moved / self.c.bandwidth.at(moved) if moved else 0.0
         launch = self.c.kernel_s + call
-        return Estimate(compute, memory, launch, max(compute, memory) + launch)
+        return Estimate(compute, memory + cold, launch, max(compute, memory) + cold + launch)
+
+    def _cold(self, traffic: int) -> float:
+        """How far out a weight has gone when it is used again, by the copy rates: 0 in cache, 1 in memory."""
+        near, far, here = (1 / self.c.bandwidth.at(size) for size in (NEAR_BYTES, FAR_BYTES, traffic))
+        return min(1.0, max(0.0, (here - near) / (far - near))) if far > near else 0.0
 
     # ---- fused loops ----------------------------------------------------------------------------------------------
 
@@ -193,4 +222,4 @@ def divides(target: str) -> bool:
     return any(word in name for word in _DIVISIONS)
 
 
-__all__ = ["CpuModel", "Estimate", "divides", "function_class", "gemm_seconds"]
+__all__ = ["CpuModel", "Estimate", "divides", "function_class", "unrolled"]

@@ -55,7 +55,7 @@ def price(program: Program, spec: DeviceSpec) -> Priced:
     bytes. `totals.time_us` is the sum over groups, plus on a calibrated processor what calling each graph costs.
     `totals.flops` are the model's: an op that the partitioner runs again in the backward counts once.
     """
-    model = _model(spec)
+    model = _model(spec, sum(group.reads + group.writes for group in program.groups))
     ops = [_op(info, model) for info in program.ops]
     groups = [_group(info, program.ops, model) for info in program.groups]
     return Priced(ops, groups, _totals(program, ops, groups, spec))
@@ -76,9 +76,9 @@ def device_record(spec: DeviceSpec) -> DeviceRecord:
     )
 
 
-def _model(spec: DeviceSpec) -> Model:
+def _model(spec: DeviceSpec, traffic: int) -> Model:
     if isinstance(spec.cpu, CpuCalibration):
-        return CpuModel(spec.cpu)
+        return CpuModel(spec.cpu, traffic)
     return RooflineModel(spec, *_tf32())
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import subprocess
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +33,6 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     reset_report()
 
 
-@pytest.fixture
-def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inductor's caches in a folder of the test's own."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-
-
 @pytest.fixture(scope="session")
 def harness() -> Any:
     """`tests/harness.py`, which no import path leads to under `--import-mode=importlib`."""
@@ -54,3 +52,36 @@ def fresh(request: pytest.FixtureRequest) -> torch.Generator:
     print(f"seed of {request.node.name}: {seed}")
     torch.manual_seed(seed)
     return torch.Generator().manual_seed(seed)
+
+
+@dataclass
+class Finished:
+    """A process that ended: what it printed, and the JSON of its last line."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self) -> Any:
+        """The last line of standard output as JSON."""
+        assert self.returncode == 0, self.stderr[-4000:]
+        return json.loads(self.stdout.strip().splitlines()[-1])
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Callable[..., Finished]:
+    """Runs Python text in a process of its own, in the test's folder, with Inductor's caches there too."""
+
+    def run(text: str, *argv: str, **environ: str) -> Finished:
+        script = tmp_path / f"script_{abs(hash(text)) % 10**8}.py"
+        script.write_text(textwrap.dedent(text), encoding="utf-8")
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPTPASS_", "TORCH_"))}
+        own = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, str(script), *argv], cwd=tmp_path, env=clean | own | environ, capture_output=True,
+            text=True, timeout=240, check=False,
+        )  # fmt: skip
+        return Finished(done.returncode, done.stdout, done.stderr)
+
+    return run

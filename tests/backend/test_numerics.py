@@ -94,7 +94,9 @@ def test_a_callable_sees_the_graph_after_our_passes(fresh: torch.Generator) -> N
 
 
 def test_a_callable_that_returns_no_callable_is_named() -> None:
-    with pytest.raises(Exception, match="inner='callable .*returned NoneType; an inner compiler must return a callable"):
+    with pytest.raises(
+        Exception, match=r"inner='callable .*returned NoneType; an inner compiler must return a callable"
+    ):
         compiled(lambda x: x + 1, inner=lambda gm, inputs: None)(torch.ones(2))
 
 
@@ -255,7 +257,9 @@ def test_checkpoint_and_functional_transforms(harness: Any, fresh: torch.Generat
         return torch.tanh(layer(x.t().t()))
 
     def f(x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(body, x, use_reentrant=False).sum() + torch.func.vmap(lambda r: r.view(6).view(6) * 2)(x).sum()
+        return (
+            checkpoint(body, x, use_reentrant=False).sum() + torch.func.vmap(lambda r: r.view(6).view(6) * 2)(x).sum()
+        )
 
     def g(x: torch.Tensor) -> torch.Tensor:
         return torch.func.grad(lambda y: (y.t().t() ** 2).sum())(x)

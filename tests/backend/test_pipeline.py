@@ -23,9 +23,7 @@ Run = Callable[[fx.GraphModule, PassContext], PassResult]
 SITE = Site(kind="test", reason="because")
 
 
-def make(
-    run: Run, name: str = "tested", stage: Stage = Stage.DYNAMO, requires: tuple[str, ...] = ()
-) -> type[Pass]:
+def make(run: Run, name: str = "tested", stage: Stage = Stage.DYNAMO, requires: tuple[str, ...] = ()) -> type[Pass]:
     class Made(Pass):
         summary = "made for a test"
 

@@ -27,10 +27,11 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
         samples = tuple(STEP_S * noise for noise in NOISE)
         return Comparison({case.name: samples for case in cases}, tolerance=0.03, seed=0, stopped="rounds")
 
-    def run(ratio: float, **config: Any) -> Result:
+    def run(ratio: float, busy: bool = False, **config: Any) -> Result:
         monkeypatch.setattr(roofline, "_spec", lambda *_: devices.resolve("cpu"))
         monkeypatch.setattr(roofline, "predicted_seconds", lambda *_: ratio * STEP_S)
         monkeypatch.setattr(roofline, "compare", measured)
+        monkeypatch.setattr(roofline, "_busy", lambda device: busy)
         return roofline.run(BenchConfig(**config), NoProgress())
 
     return run
@@ -64,6 +65,12 @@ def test_time_running_out_is_said_and_leaves_it_undecided(machine: Callable[...,
     assert result.passed is None
     assert len([row for row in result.rows if row.samples]) == 1
     assert "time ran out" in result.notes[-1]
+
+
+def test_a_busy_machine_proves_nothing(machine: Callable[..., Result]) -> None:
+    result = machine(1.1, busy=True)
+    assert result.passed is None
+    assert "busy" in result.notes[-1]
 
 
 def test_errors_do_not_cancel_and_the_interval_holds_the_value() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-FACTORIES = '''
+FACTORIES = """
 import torch
 from torch import nn
 
@@ -58,7 +58,7 @@ def text_inputs(): return Net(), "abc"
 def needs(width): return Net(width), torch.randn(3, width)
 def leaves(): raise SystemExit(7)
 constant = 3
-'''
+"""
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from optpass.targets import Target, load
 
 pytest.importorskip("transformers")
 
+AUDIO = {"input_features", "decoder_input_ids"}
 LLAMA = {"hidden_size": "64", "num_hidden_layers": "2", "num_attention_heads": "4", "intermediate_size": "96"}
 
 
@@ -35,7 +36,12 @@ def test_a_decoder_with_settings_inputs_and_labels() -> None:
         ("bert", {"num_hidden_layers": "1"}, "BertForMaskedLM", {"input_ids"}),
         ("t5", {"num_layers": "1"}, "T5ForConditionalGeneration", {"input_ids", "decoder_input_ids"}),
         ("vit", {"num_hidden_layers": "1"}, "ViTForImageClassification", {"pixel_values"}),
-        ("whisper", {"encoder_layers": "1"}, "WhisperForConditionalGeneration", {"input_features", "decoder_input_ids"}),
+        (
+            "whisper",
+            {"encoder_layers": "1"},
+            "WhisperForConditionalGeneration",
+            {"input_features", "decoder_input_ids"},
+        ),
     ],
 )
 def test_the_head_and_inputs_that_a_type_is_known_for(
@@ -67,6 +73,6 @@ def test_attention_may_be_chosen() -> None:
     ],
 )
 def test_mistakes_name_the_cause(model_type: str, sets: dict[str, str], said: str) -> None:
-    with pytest.raises(ConfigError, match="hf:|--set") as caught:
+    with pytest.raises(ConfigError, match=r"hf:|--set") as caught:
         load(f"hf:{model_type}", sets=sets)
     assert said in str(caught.value)

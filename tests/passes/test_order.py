@@ -68,7 +68,7 @@ def test_every_random_order_holds_its_declarations() -> None:
     ],
 )
 def test_cycles_are_named(given: list[Pass]) -> None:
-    with pytest.raises(ConfigError, match="wait for each other: .*a.* -> "):
+    with pytest.raises(ConfigError, match=r"wait for each other: .*a.* -> "):
         ordered(given)
 
 

@@ -19,7 +19,9 @@ BF, HALF, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 class Seen:
     """What the pass did to the one graph of a function, and the compiled function."""
 
-    def __init__(self, function: Callable[..., Any], config: RedundantConfig | None = None, **compile_args: Any) -> None:
+    def __init__(
+        self, function: Callable[..., Any], config: RedundantConfig | None = None, **compile_args: Any
+    ) -> None:
         self.results: list[PassResult] = []
         self.graphs: list[fx.Graph] = []
         self.config = config
@@ -111,12 +113,16 @@ def test_exactness_of_the_table() -> None:
     for low, wide in EXACT_IN.items():
         if low.is_floating_point:
             bits = torch.arange(-(2**15), 2**15).to(torch.int16)
-            values = bits.view(low) if low.itemsize == 2 else torch.randint(-(2**31), 2**31 - 1, (10**5,)).int().view(low)
+            values = (
+                bits.view(low) if low.itemsize == 2 else torch.randint(-(2**31), 2**31 - 1, (10**5,)).int().view(low)
+            )
             values = values[~values.isnan()]
         else:
             info = torch.iinfo(low)
             few = info.max <= 2**15
-            values = torch.arange(info.min, info.max + 1).to(low) if few else torch.randint(info.min, info.max, (10**5,))
+            values = (
+                torch.arange(info.min, info.max + 1).to(low) if few else torch.randint(info.min, info.max, (10**5,))
+            )
             values = torch.cat([values.to(low), torch.tensor([info.min, info.max], dtype=low)])
         for high in wide:
             assert torch.equal(values.to(high).to(low), values), (low, high)

@@ -26,7 +26,7 @@ def test_json_on_standard_output_is_json_alone(factories: Path, capsys: pytest.C
     assert run("factories.py:noisy", "--device", "h100", "--json", "-") == 0
     captured = capsys.readouterr()
     data = json.loads(captured.out)
-    assert data["schema"] == "optpass.analysis/1" and len(data["graphs"]) == 3
+    assert data["schema"] == "optpass.analysis/1" and data["totals"]["flops"] > 0
     assert "noise" in captured.err  # what the model prints is kept, elsewhere
 
 
@@ -87,7 +87,7 @@ def test_mistakes_are_one_line_and_exit_2(
     assert run(*arguments, *(["--json", "out.json"] if "--json" not in arguments else [])) == 2
     captured = capfd.readouterr()
     assert captured.out == "" and said in captured.err and "Traceback" not in captured.err
-    if not arguments or arguments[-2:] not in (["--top", "0"],) and "--no-such-flag" not in arguments:
+    if not {"--top", "--no-such-flag"} & set(arguments):  # what typer itself refuses, it shows with the usage
         assert captured.err.startswith("optpass: error: ") and captured.err.count("\n") == 1
     assert {p.name for p in Path().iterdir()} - {"__pycache__"} == before - {"__pycache__"}
 

@@ -55,9 +55,7 @@ def test_invalid_options_are_shown_rather_than_failing(
     assert "did you mean 'inner'" in capsys.readouterr().out
 
 
-def test_hooks_exit_1_when_one_is_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hooks_exit_1_when_one_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--hooks") == 0
     assert "all present" in capsys.readouterr().out
     monkeypatch.setattr(compat, "self_test", lambda: ["some hook: some feature"])

@@ -22,10 +22,11 @@ from optpass.passes.roofline.calibration_data import (
     CpuCalibration,
     Curve,
     GemmFit,
-    GemmSample,
-    fit_gemm,
     gemm_seconds,
+    scaled,
 )
+from optpass.passes.roofline.calibration_fit import GemmSample, fit_gemm
+from optpass.passes.roofline.calibration_library import Library
 
 SHORT = Budget(run_s=1e-5, total_s=1e-3, runs=3, least=1)
 FLAT = Curve((1e3, 1e9), (5e10, 5e10))
@@ -36,8 +37,8 @@ def invented(**changes: Any) -> CpuCalibration:
     fit = GemmFit(1e11, 1.0, 2.0, 3.0, 1e-6)
     fields: dict[str, Any] = {
         "gemm": {"float32": fit, "bfloat16": fit}, "conv": fit, "conv_backward": 1.0,
-        "attention": {"forward": 1e10, "backward": 1e10}, "bandwidth": FLAT, "element_s": {"exp": 1e-10},
-        "kernel_s": 1e-6, "graph_s": 1e-5, "backward_s": 2e-5, "region_s": 0.0, "fault_s": 0.0,
+        "attention": {"forward": 1e-9, "backward": 1e-9}, "bandwidth": FLAT, "element_s": {"exp": 1e-10},
+        "kernel_s": 1e-6, "graph_s": 1e-5, "backward_s": 2e-5, "region_s": 0.0, "cold_s": 0.0, "fault_s": 0.0,
         **calibration._identity(),
     }  # fmt: skip
     return CpuCalibration(**{**fields, **changes})
@@ -225,6 +226,44 @@ def test_without_a_folder_to_write_to_it_serves_this_process(
     _forget()
 
 
+def test_an_estimate_of_a_busy_machine_is_not_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    threads = torch.get_num_threads()
+    at_work: list[int] = []
+
+    def one_thread(_: Any) -> CpuCalibration:
+        at_work.append(torch.get_num_threads())
+        return invented(threads=1)
+
+    monkeypatch.setattr(probes, "contended", lambda: True)
+    monkeypatch.setattr(calibration, "_measure", one_thread)
+    torch.set_num_threads(3)
+    try:
+        with caplog.at_level(logging.WARNING):
+            spec = calibration.calibrated_spec()
+        assert torch.get_num_threads() == 3
+        assert calibration.cached_spec() == spec
+    finally:
+        torch.set_num_threads(threads)
+    assert at_work == [1]
+    assert "busy" in caplog.text
+    assert spec.attainable_flops("float32") == pytest.approx(3e11)
+    assert not folder.exists()
+
+
+def test_scaling_multiplies_rates_but_not_the_memory_bus() -> None:
+    curve = Curve((1e4, 1e6, 1e8), (1e11, 4e10, 3e10))
+    one = invented(threads=1, bandwidth=curve, element_s={"exp": 4e-9, "sort": 1e-9})
+    four = scaled(one, 4)
+    assert four.gemm["float32"].peak == 4 * one.gemm["float32"].peak
+    assert four.bandwidth.values == (4e11, 4e10, 3e10)
+    assert four.element_s == {"exp": 1e-9, "sort": 1e-9}
+    assert (four.threads, four.estimated) == (4, True)
+    assert scaled(one, 1) is one
+    four.check()
+
+
 def test_the_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("OPTPASS_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -254,10 +293,30 @@ def test_library_probes_find_figures_of_a_sane_size() -> None:
     (forward, backward) = probes.convolution_gradients(SHORT)[0]
     assert 0 < forward < 1
     assert 0 < backward < 1
-    assert all(1e7 < rate < 1e15 for rate in probes.attention(SHORT).values())
+    assert all(0 < seconds < 1 for pair in probes.attention(SHORT) for seconds in pair)
     assert 0 < probes.sort_seconds(SHORT) < 1e-4
     assert 0 < probes.bag_seconds(SHORT) < 1e-4
-    assert probes.unroll_seconds(SHORT, lambda m, n, k: 1e18) > probes.unroll_seconds(SHORT, lambda m, n, k: 1e3) == 0.0
+    assert 0 < probes.unrolled(SHORT) < 1
+
+
+def test_of_two_rounds_the_faster_figures_are_kept() -> None:
+    def round_of(copy: float, product: float) -> Library:
+        samples = [GemmSample(64, 64, 64, 1, 1, product)]
+        return Library(
+            (copy,) * len(probes.COPY_SIZES), {"float32": samples}, samples, [(copy, product)], [(copy, product)] * 2,
+            (copy, product), copy, product, copy, product,
+        )  # fmt: skip
+
+    best = round_of(1.0, 4.0).best(round_of(3.0, 2.0))
+    assert best == round_of(1.0, 2.0)
+
+
+def test_a_disturbed_small_copy_does_not_bend_the_curve() -> None:
+    seconds = [size / 1e10 for size in probes.COPY_SIZES]
+    seconds[2] *= 100
+    fit = GemmSample(64, 64, 64, 1, 1, 1.0)
+    library = Library(tuple(seconds), {}, [fit], [], [], (1.0, 1.0), 1.0, 1.0, 1.0, 1.0)
+    assert library.bandwidth().values == pytest.approx([1e10] * len(probes.COPY_SIZES))
 
 
 def test_a_dtype_that_the_library_refuses_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,9 +34,10 @@ def invented(**changes: Any) -> CpuCalibration:
             "bfloat16": GemmFit(4e11, 0.0, 0.0, 0.0, 0.0),
         },
         "conv": GemmFit(2e11, 0.0, 0.0, 0.0, 0.0), "conv_backward": 0.5,
-        "attention": {"forward": 5e10, "backward": 4e10}, "bandwidth": Curve((1e4, 1e9), (1e10, 1e10)),
+        "attention": dict.fromkeys(("forward", "forward_tail", "backward", "backward_tail"), 1e-9),
+        "bandwidth": Curve((1e4, 1e9), (1e10, 1e10)),
         "element_s": dict.fromkeys(classes, 1e-9) | {"arithmetic": 1e-10}, "kernel_s": 1e-6, "graph_s": 1e-5,
-        "backward_s": 5e-5, "region_s": 1e-6, "fault_s": 0.0,
+        "backward_s": 5e-5, "region_s": 1e-6, "cold_s": 1e-9, "fault_s": 0.0,
     }  # fmt: skip
     return CpuCalibration(**{**fields, **changes})
 
@@ -195,6 +196,17 @@ def test_library_calls_take_the_slower_of_arithmetic_and_memory() -> None:
     assert cpu_time(product(1000, 1000, 1000, "float32")) == pytest.approx(2e9 / 1e11 * 1e6)
     assert cpu_time(product(1000, 1000, 1000, "bfloat16")) == pytest.approx(2e9 / 4e11 * 1e6)
     assert cpu_time(product(1, 1000, 1000, "float32")) == pytest.approx(4 * 1_002_000 / 1e10 * 1e6)
+
+
+def test_weights_of_a_large_step_are_read_from_memory() -> None:
+    curve = Curve((1e6, 6.4e7), (1e11, 1e10))
+    small, large = (CpuModel(invented(bandwidth=curve), traffic) for traffic in (10**5, 10**9))
+    info = product(64, 1000, 1000, "float32")
+    times = [m.kernel("matmul", [info], info.reads, info.writes, 1).total_s for m in (small, large)]
+    assert times[1] - times[0] == pytest.approx(4 * 1000 * 1000 * 1e-9)
+    many = product(64, 1000, 1000, "float32", batch=8)  # attention: both operands were just computed
+    again = [m.kernel("matmul", [many], many.reads, many.writes, 1).total_s for m in (small, large)]
+    assert again[0] == again[1]
 
 
 def test_fused_loops_add_their_operations_to_their_traffic() -> None:
