@@ -58,7 +58,7 @@ def optpass(
         inner.warn_once(problem)
         collected.warn(f"Inductor cannot build here ({problem}); aot_eager served instead")
     for text in ignored:
-        log.warning(text)
+        inner.log_once(text)
         collected.warn(text)
     session.record.inner = inner.name_of(serving)
     session.before_autograd(gm)

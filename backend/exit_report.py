@@ -7,6 +7,11 @@ import multiprocessing
 import multiprocessing.util
 import os
 import sys
+
+# Imported only because they register exit hooks of their own when they first are, which Python refuses to take during
+# exit: and that is when the graphs of cache hits are traced, with parts of torch that import them.
+from concurrent.futures import process as _process  # noqa: F401
+from concurrent.futures import thread as _thread  # noqa: F401
 from pathlib import Path
 
 from optpass.backend import compat

@@ -81,6 +81,12 @@ def serving(options: Options, inputs: Sequence[Any]) -> tuple[str | Callable[...
 
 
 @functools.cache
+def log_once(text: str) -> None:
+    """One line in the log a process, however many graphs it is true of."""
+    log.warning("%s", text)
+
+
+@functools.cache
 def warn_once(problem: str) -> None:
     """One warning a process for each reason that Inductor cannot serve."""
     warnings.warn(

@@ -25,6 +25,7 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for key in list(os.environ):
         if key.startswith("OPTPASS_"):
             monkeypatch.delenv(key)
+    monkeypatch.setenv("OPTPASS_CACHE_DIR", str(tmp_path / "optpass"))  # a calibration made meanwhile is another device
     monkeypatch.chdir(tmp_path)
     torch._dynamo.reset()
     reset_report()
@@ -77,7 +78,11 @@ def python(tmp_path: Path) -> Callable[..., Finished]:
         script = tmp_path / f"script_{abs(hash(text)) % 10**8}.py"
         script.write_text(textwrap.dedent(text), encoding="utf-8")
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("OPTPASS_", "TORCH_"))}
-        own = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "OMP_NUM_THREADS": "1"}
+        own = {
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+            "OPTPASS_CACHE_DIR": str(tmp_path / "optpass"),
+            "OMP_NUM_THREADS": "1",
+        }
         done = subprocess.run(
             [sys.executable, str(script), *argv], cwd=tmp_path, env=clean | own | environ, capture_output=True,
             text=True, timeout=240, check=False,

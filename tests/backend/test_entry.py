@@ -27,7 +27,7 @@ def ours(error: BaseException) -> str:
 
 
 def refused(**compile_args: Any) -> str:
-    with pytest.raises(Exception) as caught:  # noqa: PT011, B017  # Dynamo's wrapper around ours
+    with pytest.raises(Exception) as caught:  # Dynamo's wrapper around ours
         torch.compile(f, backend="optpass", **compile_args)(torch.ones(2, 2))
     return ours(caught.value)
 

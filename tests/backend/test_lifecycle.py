@@ -164,8 +164,17 @@ def capture_only(gm: Any, inputs: Any) -> Callable[..., Any]:
     return gm.forward  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("inner", ["eager", "aot_eager", capture_only])
-@pytest.mark.parametrize("reported", [False, True])
+@pytest.mark.parametrize(
+    ("inner", "reported"),
+    [
+        ("eager", False),
+        ("eager", True),
+        ("aot_eager", False),
+        (capture_only, False),
+        (capture_only, True),
+        ("inductor", True),
+    ],
+)
 def test_nothing_of_the_users_is_kept_alive(inner: Any, reported: bool) -> None:
     tensors, model = owner_of(inner)
     if reported:

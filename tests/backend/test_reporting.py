@@ -212,7 +212,7 @@ def test_the_report_at_exit_with_logs_and_traces(python: Callable[..., Any], tmp
     page = (tmp_path / "page.html").read_text()
     assert page.lstrip().lower().startswith("<!doctype html")
     assert not (tmp_path / "elsewhere" / "out").exists() and list(tmp_path.rglob("*.lock")) == []
-    assert "redundant applied 1, declined 0 in" in done.stderr and "optpass/backend" in done.stderr
+    assert "redundant applied 1, declined 0 in" in done.stderr and "backend/pipeline.py" in done.stderr
     traces = [p.read_text() for p in (tmp_path / "trace").rglob("*.log")]
     lines = [line for text in traces for line in text.splitlines() if "optpass_graph" in line]
     assert len(lines) == 3 and any('"redundant"' in text for text in traces)
