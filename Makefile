@@ -32,11 +32,11 @@ check: $(STAMP)  ## ruff, mypy --strict, import-linter, generated files up to da
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m optpass.report.schema --check
+	$(BIN)/python -m optpass.reporting.schema --check
 	$(BIN)/python docs/generate.py --check
 
 docs: $(STAMP)  ## write the generated parts of README and docs/, and the JSON Schemas
-	$(BIN)/python -m optpass.report.schema
+	$(BIN)/python -m optpass.reporting.schema
 	$(BIN)/python docs/generate.py
 
 bench: $(STAMP)  ## every benchmark; takes long and wants a quiet machine

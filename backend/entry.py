@@ -15,7 +15,7 @@ from optpass.backend.identity import identity
 from optpass.backend.session import SESSIONS, Session, Timed
 from optpass.options import resolve
 from optpass.passes.registry import selected
-from optpass.report import store
+from optpass.reporting import store
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from optpass.backend import compat
 from optpass.errors import ConfigError, OptPassError
 from optpass.options import Options
-from optpass.report import store
-from optpass.report.model import GraphRecord
+from optpass.reporting import store
+from optpass.reporting.model import GraphRecord
 
 
 class _AtExit:

@@ -20,7 +20,7 @@ from optpass.backend import compat
 from optpass.backend.hooks import Hooks
 from optpass.errors import ConfigError, did_you_mean
 from optpass.options import Options
-from optpass.report.model import GraphRecord
+from optpass.reporting.model import GraphRecord
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from optpass.backend import snapshot
 from optpass.errors import OptPassError, PassError
 from optpass.passes.contract import Pass, PassContext, PassResult, Stage
 from optpass.passes.order import missing_requirement
-from optpass.report.model import PassRecord
+from optpass.reporting.model import PassRecord
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ import logging
 from optpass.backend.session import SESSIONS
 from optpass.errors import ConfigError, ReportError
 from optpass.passes.roofline.price import device_record, price
-from optpass.report import store
-from optpass.report.model import Report
+from optpass.reporting import store
+from optpass.reporting.model import Report
 
 log = logging.getLogger(__name__)
 

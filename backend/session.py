@@ -22,8 +22,8 @@ from optpass.backend.hooks import Hooks
 from optpass.options import Options
 from optpass.passes.contract import AtenGraph, Pass, PassContext, Stage
 from optpass.passes.devices import DeviceSpec
-from optpass.report import store
-from optpass.report.model import GraphRecord
+from optpass.reporting import store
+from optpass.reporting.model import GraphRecord
 
 log = logging.getLogger(__name__)
 

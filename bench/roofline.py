@@ -64,9 +64,7 @@ def run(config: BenchConfig, progress: Progress) -> Result:
     busy = _busy(config.device)
     progress.start(1 + 2 * len(names) * len(MODES))
     spec = _spec(config.device, progress)
-    cells = [
-        Cell(name, mode, _predicted(name, size, mode, config, spec, progress)) for name in names for mode in MODES
-    ]
+    cells = [Cell(name, mode, _predicted(name, size, mode, config, spec, progress)) for name in names for mode in MODES]
     left_out = _measure(cells, size, rounds, budget_s, config, progress)
     measured = [cell for cell in cells if cell.samples]
     busy = busy or _busy(config.device)

@@ -154,7 +154,7 @@ def _flags(command: Any, context: Any) -> str:
 
 def schema() -> str:
     """The records of reports and analyses, outermost first."""
-    from optpass.report import model
+    from optpass.reporting import model
 
     found: dict[str, type[BaseModel]] = {}
 

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from optpass.api import analyze, report, reset_report
     from optpass.errors import ConfigError, OptPassError, PassError, ReportError, TraceError
     from optpass.options import Options
-    from optpass.report.model import Analysis, Report
+    from optpass.reporting.model import Analysis, Report
 
 _LAZY = {
     "analyze": "optpass.api",
     "report": "optpass.api",
     "reset_report": "optpass.api",
     "Options": "optpass.options",
-    "Analysis": "optpass.report.model",
-    "Report": "optpass.report.model",
+    "Analysis": "optpass.reporting.model",
+    "Report": "optpass.reporting.model",
     "OptPassError": "optpass.errors",
     "ConfigError": "optpass.errors",
     "PassError": "optpass.errors",

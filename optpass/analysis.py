@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from optpass.errors import ConfigError
-from optpass.report.merge import totals, unknown_ops
-from optpass.report.model import Analysis, GraphRecord, Totals
+from optpass.reporting.merge import totals, unknown_ops
+from optpass.reporting.model import Analysis, GraphRecord, Totals
 
 if TYPE_CHECKING:
     import torch

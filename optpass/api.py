@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from optpass.errors import ConfigError, TraceError
-from optpass.report.model import Analysis, Report
+from optpass.reporting.model import Analysis, Report
 from optpass.targets import OnnxTarget, Target, load, parse_dtype
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from torch import fx
 
 from optpass.options import Options
 from optpass.passes.devices import DeviceSpec
-from optpass.report.model import Phase, Site
+from optpass.reporting.model import Phase, Site
 
 
 class Stage(enum.StrEnum):

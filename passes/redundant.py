@@ -24,7 +24,7 @@ from optpass.options import Options
 from optpass.passes.contract import Pass, PassContext, PassResult, Stage
 from optpass.passes.effects import op_name, written
 from optpass.passes.source import locate
-from optpass.report.model import Site
+from optpass.reporting.model import Site
 
 #: Ops whose result shares its input's memory, at least where the metadata says so. `detach` and `conj` are links too:
 #: what they change (`requires_grad`, the conjugate bit) is compared.

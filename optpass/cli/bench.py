@@ -99,7 +99,7 @@ def _hand_over(result: Result, json: str | None, *, keep: bool) -> None:
         return
     from optpass.bench.result import result_path
     from optpass.bench.table import show
-    from optpass.report.files import write_text
+    from optpass.reporting.files import write_text
 
     show(result)
     target: str | Path | None = json or (result_path(result) if keep else None)

@@ -46,7 +46,7 @@ def _show(found: Mapping[str, Any], json: str | None) -> None:
         if json == "-":
             typer.echo(text, nl=False)
             return
-        from optpass.report.files import write_text
+        from optpass.reporting.files import write_text
 
         write_text(text, json)
     for line in _lines(found):

@@ -20,7 +20,7 @@ from optpass.errors import ConfigError
 from optpass.options import Options, environment_layer, find_toml, resolve
 from optpass.passes import devices
 from optpass.passes.roofline import calibration
-from optpass.report.environment import cpu_model
+from optpass.reporting.environment import cpu_model
 from optpass.units import format_bytes, format_rate
 
 SCHEMA = "optpass.env/1"

@@ -11,7 +11,8 @@ from optpass.errors import ConfigError
 Json = Annotated[str | None, typer.Option("--json", metavar="PATH", help="Write JSON to PATH; '-' is standard output.")]
 Html = Annotated[str | None, typer.Option("--html", metavar="PATH", help="Write one offline HTML page to PATH.")]
 Device = Annotated[
-    str | None, typer.Option("--device", "-d", help="Device to plan for: 'cpu' (this one, measured), 'h100', 'a100', ...")
+    str | None,
+    typer.Option("--device", "-d", help="Device to plan for: 'cpu' (this one, measured), 'h100', 'a100', ..."),
 ]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a field of the model's config; repeat.")

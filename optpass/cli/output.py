@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from optpass.report.model import Analysis, Report
+    from optpass.reporting.model import Analysis, Report
 
 STDOUT = "-"
 
@@ -42,7 +42,7 @@ def emit(obj: Report | Analysis, *, json: str | None = None, html: str | None = 
     Raises:
         ReportError: a file cannot be written.
     """
-    from optpass.report.files import to_json, write_text
+    from optpass.reporting.files import to_json, write_text
 
     text = to_json(obj) if json is not None else ""
     written = []
@@ -50,7 +50,7 @@ def emit(obj: Report | Analysis, *, json: str | None = None, html: str | None = 
         write_text(text, json)
         written.append(json)
     if html is not None:
-        from optpass.report.html import write_html
+        from optpass.reporting.html import write_html
 
         write_html(obj, html)
         written.append(html)
@@ -65,8 +65,8 @@ def emit(obj: Report | Analysis, *, json: str | None = None, html: str | None = 
 
 def render(obj: Report | Analysis, *, top: int = 10) -> None:
     """The terminal view on standard output."""
-    from optpass.report.model import Analysis
-    from optpass.report.terminal import render_analysis, render_report
+    from optpass.reporting.model import Analysis
+    from optpass.reporting.terminal import render_analysis, render_report
 
     if isinstance(obj, Analysis):
         render_analysis(obj, console(), top=top)

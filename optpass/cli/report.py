@@ -18,9 +18,9 @@ def report(
 ) -> None:
     """Show reports and analyses from their JSON files; several reports are merged into one."""
     from optpass.cli.output import emit
-    from optpass.report.files import read_json
-    from optpass.report.merge import merge
-    from optpass.report.model import Analysis, Report
+    from optpass.reporting.files import read_json
+    from optpass.reporting.merge import merge
+    from optpass.reporting.model import Analysis, Report
 
     read = [read_json(path) for path in paths]
     reports = [obj for obj in read if isinstance(obj, Report)]

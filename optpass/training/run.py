@@ -23,9 +23,9 @@ from optpass.errors import ConfigError, OptPassError
 from optpass.options import Options
 from optpass.passes import devices
 from optpass.passes.registry import selected
-from optpass.report import store
-from optpass.report.files import write_json
-from optpass.report.model import Report
+from optpass.reporting import store
+from optpass.reporting.files import write_json
+from optpass.reporting.model import Report
 from optpass.training import data, network
 from optpass.training.config import Job
 from optpass.training.errors import TrainError
@@ -256,7 +256,7 @@ def summary(prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
 
 
 def _write(prepared: Prepared, outcome: Outcome) -> None:
-    from optpass.report.html import write_html  # Jinja2 is needed only now
+    from optpass.reporting.html import write_html  # Jinja2 is needed only now
 
     store.current().set_training(summary(prepared, outcome))
     outcome.report = build_report(prepared.job.config.name)

@@ -31,8 +31,8 @@ from optpass.passes.roofline.calibration_data import (
     scaled,
 )
 from optpass.passes.roofline.calibration_library import Library, take
-from optpass.report.environment import cpu_model
-from optpass.report.files import write_text
+from optpass.reporting.environment import cpu_model
+from optpass.reporting.files import write_text
 
 __all__ = ["CpuCalibration", "cache_folder", "cached_spec", "calibrated_spec", "measure", "spec_of"]
 

@@ -88,9 +88,7 @@ def _fit(at: Sequence[float], tile: int, rest: int) -> GemmFit:
     return GemmFit(peak, min(m_half, 512.0), min(n_half, 512.0), min(k_half, 512.0), min(call_s, 1e-3), 1.0, tile, rest)
 
 
-def _pattern_search(
-    loss: Callable[[Sequence[float]], float], start: Sequence[float]
-) -> tuple[float, list[float]]:
+def _pattern_search(loss: Callable[[Sequence[float]], float], start: Sequence[float]) -> tuple[float, list[float]]:
     """Least `loss` near `start`: step along one axis at a time, with shorter steps once none helps."""
     point, steps = list(start), [0.4] * len(start)
     best = loss(point)

@@ -20,7 +20,7 @@ import torch
 from optpass.errors import ReportError
 from optpass.passes.devices import DeviceSpec
 from optpass.passes.roofline.calibration import cache_folder
-from optpass.report.files import write_text
+from optpass.reporting.files import write_text
 
 log = logging.getLogger(__name__)
 

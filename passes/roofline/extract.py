@@ -16,7 +16,7 @@ from optpass.passes.contract import AtenGraph
 from optpass.passes.roofline.flops import OpCost, op_cost
 from optpass.passes.roofline.program import OpInfo
 from optpass.passes.source import is_backward, locate
-from optpass.report.model import Phase
+from optpass.reporting.model import Phase
 
 _DTYPE_LETTERS = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 

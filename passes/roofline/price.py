@@ -20,7 +20,7 @@ from optpass.passes.roofline.calibration_data import CpuCalibration
 from optpass.passes.roofline.cpu_model import CpuModel, Estimate
 from optpass.passes.roofline.gpu_model import RooflineModel
 from optpass.passes.roofline.program import GroupInfo, OpInfo, Program
-from optpass.report.model import Bound, DeviceRecord, Group, Op, Totals
+from optpass.reporting.model import Bound, DeviceRecord, Group, Op, Totals
 
 #: Multiples that M, N and K of a product must be for the Tensor Cores to run at full rate: 16 bytes (NVIDIA, Matrix
 #: Multiplication Background User's Guide, table 1: cuBLAS before 11.0 needs them, later versions run best with them).

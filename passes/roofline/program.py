@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from optpass.passes.roofline.flops import OpCost
-from optpass.report.model import Phase
+from optpass.reporting.model import Phase
 
 
 @dataclass(slots=True)

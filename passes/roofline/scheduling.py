@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from optpass.passes.roofline.kernel import Kernel
 from optpass.passes.roofline.lowering import Role
 from optpass.passes.roofline.program import GroupInfo, OpInfo
-from optpass.report.model import Phase
+from optpass.reporting.model import Phase
 
 #: Shared bytes below which a merge is not worth it (`config.score_fusion_memory_threshold`).
 MIN_SHARED_BYTES = 10

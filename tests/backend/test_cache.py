@@ -26,7 +26,7 @@ SCRIPT = """
     from optpass.backend.reporting import build_report, reset_report
     from optpass.passes import registry
     from optpass.passes.contract import Pass, PassResult, Stage
-    from optpass.report.model import Site
+    from optpass.reporting.model import Site
 
     FACTOR = int(sys.argv[2])
 

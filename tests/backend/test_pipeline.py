@@ -17,7 +17,7 @@ from optpass.errors import PassError
 from optpass.options import Options
 from optpass.passes import registry
 from optpass.passes.contract import Pass, PassContext, PassResult, Stage
-from optpass.report.model import Site
+from optpass.reporting.model import Site
 
 Run = Callable[[fx.GraphModule, PassContext], PassResult]
 SITE = Site(kind="test", reason="because")

@@ -14,8 +14,8 @@ from torch import nn
 
 from optpass.backend.reporting import build_report, reset_report
 from optpass.backend.session import SESSIONS, STEADY_CALLS
-from optpass.report import store
-from optpass.report.model import Report
+from optpass.reporting import store
+from optpass.reporting.model import Report
 
 
 def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

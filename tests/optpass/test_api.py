@@ -14,7 +14,7 @@ import optpass
 from optpass.errors import ConfigError, TraceError
 from optpass.passes.devices import resolve
 from optpass.passes.roofline import calibration
-from optpass.report.model import Analysis
+from optpass.reporting.model import Analysis
 
 
 class Chain(nn.Module):

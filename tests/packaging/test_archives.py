@@ -50,9 +50,9 @@ def test_wheel_holds_exactly_the_sources(root: Path, archives: Any) -> None:
     "path",
     [
         "optpass/py.typed",
-        "optpass/report/schemas/optpass.report-1.json",
-        "optpass/report/schemas/optpass.analysis-1.json",
-        "optpass/report/templates/base.html.j2",
+        "optpass/reporting/schemas/optpass.report-1.json",
+        "optpass/reporting/schemas/optpass.analysis-1.json",
+        "optpass/reporting/templates/base.html.j2",
         "optpass/passes/devices/documents.toml",
     ],
 )

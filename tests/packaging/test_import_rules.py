@@ -54,7 +54,7 @@ def test_every_part_of_the_package_is_in_a_contract(root: Path, project: dict[st
         ("backend/device.py", "import optpass.cli.app", "imports run one way"),
         ("optpass/errors.py", "import optpass.options", "imports run one way"),
         ("models/mlp.py", "import optpass.passes.contract", "models are plain torch programs"),
-        ("optpass/report/text.py", "import torch", "do not know torch"),
+        ("optpass/reporting/text.py", "import torch", "do not know torch"),
     ],
 )
 def test_contracts_bite(tmp_path: Path, copy_tree: Callable[[Path], Path], file: str, line: str, contract: str) -> None:

@@ -12,8 +12,8 @@ import pytest
 from optpass.cli.app import run
 from optpass.cli.output import console, emit
 from optpass.errors import ReportError
-from optpass.report.files import read_json, write_json
-from optpass.report.model import Analysis, DeviceRecord, GraphRecord, Op, ProcessRecord, Report, Totals
+from optpass.reporting.files import read_json, write_json
+from optpass.reporting.model import Analysis, DeviceRecord, GraphRecord, Op, ProcessRecord, Report, Totals
 
 
 def make_report(pid: int = 1, run_id: str = "run") -> Report:

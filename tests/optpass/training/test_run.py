@@ -13,8 +13,8 @@ import torch
 
 from optpass.errors import ConfigError
 from optpass.options import Options
-from optpass.report.files import read_json
-from optpass.report.model import Report
+from optpass.reporting.files import read_json
+from optpass.reporting.model import Report
 from optpass.training import run
 from optpass.training.config import load
 from optpass.training.errors import TrainError

@@ -14,8 +14,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from optpass.errors import ReportError
-from optpass.report.merge import merge
-from optpass.report.model import ANALYSIS_SCHEMA, REPORT_SCHEMA, Analysis, Report
+from optpass.reporting.merge import merge
+from optpass.reporting.model import ANALYSIS_SCHEMA, REPORT_SCHEMA, Analysis, Report
 
 Path_ = str | os.PathLike[str]
 _MODELS: dict[str, type[Report] | type[Analysis]] = {REPORT_SCHEMA: Report, ANALYSIS_SCHEMA: Analysis}
@@ -161,7 +161,7 @@ def write_merged(report: Report, path: Path_) -> Report:
         merged = _merged_with(report, data_path)
         write_json(merged, data_path)
         if is_page:
-            from optpass.report.html import write_html  # Jinja2 is not needed for JSON
+            from optpass.reporting.html import write_html  # Jinja2 is not needed for JSON
 
             write_html(merged, path)
     return merged

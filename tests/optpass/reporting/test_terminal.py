@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from optpass.report.model import Analysis, Report
-from optpass.report.terminal import render_analysis, render_report
+from optpass.reporting.model import Analysis, Report
+from optpass.reporting.terminal import render_analysis, render_report
 
 
 def shown(obj: Analysis | Report, *, width: int | None = None, top: int = 10) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from optpass.errors import ReportError
-from optpass.report.merge import merge
-from optpass.report.model import Report
+from optpass.reporting.merge import merge
+from optpass.reporting.model import Report
 
 New = Callable[..., Report]
 

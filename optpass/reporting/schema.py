@@ -1,7 +1,7 @@
 """The JSON Schemas of reports and analyses: generated from the models, committed under `schemas/`.
 
-    python -m optpass.report.schema           # write them
-    python -m optpass.report.schema --check   # exit 1 if they differ from the models
+python -m optpass.reporting.schema           # write them
+python -m optpass.reporting.schema --check   # exit 1 if they differ from the models
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from optpass.errors import ReportError, did_you_mean
-from optpass.report.model import ANALYSIS_SCHEMA, REPORT_SCHEMA, Analysis, Report
+from optpass.reporting.model import ANALYSIS_SCHEMA, REPORT_SCHEMA, Analysis, Report
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _MODELS: dict[str, tuple[type[Report] | type[Analysis], str]] = {
@@ -48,7 +48,7 @@ def load_schema(name: str) -> dict[str, Any]:
     """
     if name not in _MODELS:
         raise ReportError(f"no schema {name!r}; {did_you_mean(name, _MODELS)}")
-    file = resources.files("optpass.report") / "schemas" / file_name(name)
+    file = resources.files("optpass.reporting") / "schemas" / file_name(name)
     schema: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return schema
 
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
             path.write_text(schema_text(name), encoding="utf-8")
             print(f"wrote {path}")
     for path_name in stale:
-        print(f"{path_name} is out of date; run python -m optpass.report.schema", file=sys.stderr)
+        print(f"{path_name} is out of date; run python -m optpass.reporting.schema", file=sys.stderr)
     return 1 if stale else 0
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from optpass.errors import ReportError
-from optpass.report.files import read_json, write_json, write_merged, write_text
-from optpass.report.model import Analysis, Report
+from optpass.reporting.files import read_json, write_json, write_merged, write_text
+from optpass.reporting.model import Analysis, Report
 
 
 def test_round_trip(tmp_path: Path, report: Report, analysis: Analysis) -> None:
@@ -131,7 +131,7 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path: Path, report: Repor
     write_json(report, start)
     code = (
         "import os, sys\n"
-        "from optpass.report.files import read_json, write_merged\n"
+        "from optpass.reporting.files import read_json, write_merged\n"
         "rank = int(sys.argv[1]); report = read_json(sys.argv[2])\n"
         "report.processes[0].pid, report.processes[0].rank = os.getpid(), rank\n"
         "for _ in range(5): write_merged(report, sys.argv[3])\n"

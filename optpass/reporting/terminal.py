@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from optpass.report import layout, summary, text
-from optpass.report.model import Analysis, GraphRecord, Op, Report
-from optpass.report.training import training_facts
+from optpass.reporting import layout, summary, text
+from optpass.reporting.model import Analysis, GraphRecord, Op, Report
+from optpass.reporting.training import training_facts
 from optpass.units import format_bytes, format_flops, format_seconds
 
 _STYLES = {"compute": "green", "memory": "yellow", "launch": "magenta", "unknown": "red", "none": "dim"}

@@ -13,12 +13,12 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from optpass.report import summary, text
-from optpass.report.files import Path_, write_text
-from optpass.report.model import Analysis, Report
-from optpass.report.svg import loss_chart, share_bar
-from optpass.report.svg_roofline import roofline_chart, undrawn
-from optpass.report.training import other_facts, read_training, training_facts
+from optpass.reporting import summary, text
+from optpass.reporting.files import Path_, write_text
+from optpass.reporting.model import Analysis, Report
+from optpass.reporting.svg import loss_chart, share_bar
+from optpass.reporting.svg_roofline import roofline_chart, undrawn
+from optpass.reporting.training import other_facts, read_training, training_facts
 from optpass.units import format_bytes, format_flops, format_seconds
 
 LIMIT_BYTES = 300_000
@@ -78,7 +78,7 @@ def _tables(obj: Report | Analysis) -> dict[str, Sequence[Any]]:
 
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("optpass.report"),
+        loader=PackageLoader("optpass.reporting"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

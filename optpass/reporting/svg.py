@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape, quoteattr
 
-from optpass.report.summary import BoundShare
+from optpass.reporting.summary import BoundShare
 
 FONT = 12.0  #: text size in user units
 _CHAR = 0.6  # mean advance of a sans-serif glyph, in ems; wide enough for what is written here

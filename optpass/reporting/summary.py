@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from optpass.report.model import Analysis, Group, Op, Report, Site
+from optpass.reporting.model import Analysis, Group, Op, Report, Site
 
 BOUNDS: tuple[str, ...] = ("compute", "memory", "launch", "unknown", "none")
 #: A row of the Tensor Core's operand is 16 bytes wide; 128 bytes is what serves it best (NVIDIA, "Matrix

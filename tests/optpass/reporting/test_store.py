@@ -10,9 +10,9 @@ import threading
 import pytest
 
 from optpass.errors import ReportError
-from optpass.report.environment import environment, process_record, run_id
-from optpass.report.model import DeviceRecord, GraphRecord, Group, Op, Totals
-from optpass.report.store import ReportStore, current
+from optpass.reporting.environment import environment, process_record, run_id
+from optpass.reporting.model import DeviceRecord, GraphRecord, Group, Op, Totals
+from optpass.reporting.store import ReportStore, current
 
 
 def op(name: str, flops: float, dtype: str = "float32") -> Op:
@@ -119,8 +119,8 @@ def test_another_device_is_warned_about() -> None:
 def test_a_forked_child_starts_empty_even_when_the_lock_was_held() -> None:
     code = (
         "import os, threading\n"
-        "from optpass.report.model import GraphRecord\n"
-        "from optpass.report.store import current\n"
+        "from optpass.reporting.model import GraphRecord\n"
+        "from optpass.reporting.store import current\n"
         "store = current(); store.add_graph(GraphRecord(id=store.next_id()))\n"
         "held, done = threading.Event(), threading.Event()\n"
         "def hold():\n"
@@ -153,8 +153,8 @@ def test_run_id_is_shared_with_children_and_follows_torchrun() -> None:
 
 def test_environment_names_versions_and_processor_without_torch() -> None:
     code = (
-        "import sys; from optpass.report.environment import environment; e = environment()\n"
-        "import optpass.report.store, optpass.report.html, optpass.report.terminal\n"
+        "import sys; from optpass.reporting.environment import environment; e = environment()\n"
+        "import optpass.reporting.store, optpass.reporting.html, optpass.reporting.terminal\n"
         "assert 'torch' not in sys.modules; print(e['python'], e['torch'], bool(e['cpu']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

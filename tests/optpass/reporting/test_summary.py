@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from optpass.report import summary, text
-from optpass.report.merge import main_dtype
-from optpass.report.model import Analysis, DeviceRecord, GraphRecord, Op, PassRecord, Report, Site
-from optpass.report.training import other_facts, read_training, training_facts
+from optpass.reporting import summary, text
+from optpass.reporting.merge import main_dtype
+from optpass.reporting.model import Analysis, DeviceRecord, GraphRecord, Op, PassRecord, Report, Site
+from optpass.reporting.training import other_facts, read_training, training_facts
 
 
 def matmul(m: int, n: int, k: int, dtype: str = "bfloat16") -> Op:

@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from optpass.errors import ReportError
-from optpass.report import merge as _merging
-from optpass.report.environment import environment, process_record, run_id
-from optpass.report.files import read_json, write_json, write_merged
-from optpass.report.merge import merge
-from optpass.report.model import DeviceRecord, GraphRecord, Group, Op, Report, Totals
+from optpass.reporting import merge as _merging
+from optpass.reporting.environment import environment, process_record, run_id
+from optpass.reporting.files import read_json, write_json, write_merged
+from optpass.reporting.merge import merge
+from optpass.reporting.model import DeviceRecord, GraphRecord, Group, Op, Report, Totals
 
 __all__ = ["ReportStore", "current", "environment", "merge", "read_json", "run_id", "write_json", "write_merged"]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from optpass.errors import ReportError
-from optpass.report import summary
-from optpass.report.html import LIMIT_BYTES, render_html, write_html
-from optpass.report.model import Analysis, Op, Report
-from optpass.report.svg import Box, Scale, loss_chart, nice_ticks, share_bar, thin
-from optpass.report.svg_roofline import roofline_chart, undrawn
+from optpass.reporting import summary
+from optpass.reporting.html import LIMIT_BYTES, render_html, write_html
+from optpass.reporting.model import Analysis, Op, Report
+from optpass.reporting.svg import Box, Scale, loss_chart, nice_ticks, share_bar, thin
+from optpass.reporting.svg_roofline import roofline_chart, undrawn
 
 SVG = "{http://www.w3.org/2000/svg}"
 VOID = {"meta", "link", "br", "hr", "img", "input"}

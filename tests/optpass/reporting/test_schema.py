@@ -8,9 +8,9 @@ import jsonschema
 import pytest
 
 from optpass.errors import ReportError
-from optpass.report.files import to_json
-from optpass.report.model import ANALYSIS_SCHEMA, REPORT_SCHEMA, Analysis, Report
-from optpass.report.schema import load_schema, main, make_schema
+from optpass.reporting.files import to_json
+from optpass.reporting.model import ANALYSIS_SCHEMA, REPORT_SCHEMA, Analysis, Report
+from optpass.reporting.schema import load_schema, main, make_schema
 
 
 def test_schemas_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,4 +51,4 @@ def test_written_objects_satisfy_them(report: Report, analysis: Analysis) -> Non
 
 def test_an_unknown_name_is_an_error() -> None:
     with pytest.raises(ReportError, match=r"optpass\.report/1"):
-        load_schema("optpass.report/9")
+        load_schema("optpass.reporting/9")

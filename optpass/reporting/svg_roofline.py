@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from optpass.report import svg, text
-from optpass.report.model import DeviceRecord
-from optpass.report.summary import OpRow, place
-from optpass.report.svg import Box, Scale
+from optpass.reporting import svg, text
+from optpass.reporting.model import DeviceRecord
+from optpass.reporting.summary import OpRow, place
+from optpass.reporting.svg import Box, Scale
 from optpass.units import format_bytes, format_flops, format_rate
 
 WIDTH, HEIGHT = 960.0, 520.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from optpass.report import summary
-from optpass.report.model import Analysis, DeviceRecord, GraphRecord, Op, Report
+from optpass.reporting import summary
+from optpass.reporting.model import Analysis, DeviceRecord, GraphRecord, Op, Report
 from optpass.units import format_bytes, format_flops, format_rate, format_seconds
 
 

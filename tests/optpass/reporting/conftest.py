@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from optpass.report import merge
-from optpass.report.model import (
+from optpass.reporting import merge
+from optpass.reporting.model import (
     Analysis,
     Bound,
     DeviceRecord,

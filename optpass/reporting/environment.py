@@ -13,7 +13,7 @@ from collections.abc import Mapping, MutableMapping
 from importlib import metadata
 from pathlib import Path
 
-from optpass.report.model import ProcessRecord
+from optpass.reporting.model import ProcessRecord
 
 PACKAGES = ("optpass", "torch", "triton", "transformers", "onnx", "numpy")
 _RUN_ID_LOCK = threading.Lock()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from optpass.errors import ReportError
-from optpass.report.model import CompileCost, DeviceRecord, GraphRecord, Group, Op, ProcessRecord, Report, Totals
+from optpass.reporting.model import CompileCost, DeviceRecord, GraphRecord, Group, Op, ProcessRecord, Report, Totals
 
 _ADDED = ("flops", "flops_forward", "flops_backward", "bytes_unfused", "bytes_fused", "kernels")
 _TIMES = ("time_us", "time_unfused_us")
