@@ -19,6 +19,7 @@ from optpass.errors import ConfigError, OptPassError
 from optpass.options import Options
 from optpass.reporting import store
 from optpass.reporting.model import GraphRecord
+from optpass.reporting.writable import check_file
 
 
 class _AtExit:
@@ -65,11 +66,7 @@ def register(options: Options) -> None:
     path = Path(options.report).absolute()
     if path.suffix.lower() not in (".json", ".html"):
         raise ConfigError(f"{options.where('report')}={options.report!r}: write a path that ends in .json or .html")
-    folder = path.parent
-    while not folder.exists():
-        folder = folder.parent
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ConfigError(f"{options.where('report')}={options.report!r}: cannot be written: check {folder}")
+    check_file(path, f"{options.where('report')}={options.report!r}")
     store.run_id()  # made now, so that processes started from here on belong to the same run
     _AT_EXIT.add(str(path))
 

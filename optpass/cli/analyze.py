@@ -7,13 +7,13 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from optpass.cli.flags import Device, Html, Json, Sets, pairs
-from optpass.errors import ConfigError, ReportError
+from optpass.errors import ConfigError
+from optpass.reporting.writable import check_target
 
 #: Characters of a figure's source in the list of devices; `sources` of the spec has it whole.
 _SOURCE = 60
@@ -51,7 +51,7 @@ def analyze(
         raise ConfigError("no target given; see optpass analyze --help, or --list for the models by name")
     settings = pairs(set_, "--set")
     for flag, path in (("--json", json), ("--html", html)):
-        check_writable(flag, path)
+        check_target(flag, path)
     with quiet(), _progress() as told:
         from optpass.api import analyze as run
 
@@ -59,30 +59,6 @@ def analyze(
     from optpass.cli.output import emit
 
     emit(analysis, json=json, html=html, top=top)
-
-
-def check_writable(flag: str, path: str | None) -> None:
-    """Fail now rather than after a minute of tracing, where the file could not be written.
-
-    Raises:
-        ReportError: naming the flag, the path and the cause.
-    """
-    if path is None or path == "-":
-        return
-    if not path:
-        raise ReportError(f"{flag}: no path given; name a file")
-    file = Path(path).absolute()
-    if file.is_dir():
-        raise ReportError(f"{flag} {path}: is a folder; give a file name in it")
-    if file.exists():
-        if not os.access(file, os.W_OK):
-            raise ReportError(f"{flag} {path}: you may not write to it; give another path")
-        return
-    folder = next(parent for parent in file.parents if parent.exists())
-    if not folder.is_dir():
-        raise ReportError(f"{flag} {path}: {folder} is a file; give a path whose parents are folders")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ReportError(f"{flag} {path}: you may not write in {folder}; give another path")
 
 
 @contextlib.contextmanager

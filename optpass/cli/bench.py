@@ -51,7 +51,9 @@ def bench(
     config = BenchConfig(
         models=_models(models), size=size, rounds=rounds, budget_s=budget, quick=quick, device=device, seed=seed
     )
-    _check_target(json)
+    from optpass.reporting.writable import check_target
+
+    check_target("--json", json)
     from optpass.bench.progress import progress
 
     with progress(chosen.name) as told:
@@ -75,21 +77,6 @@ def _models(text: str | None) -> tuple[str, ...]:
         if model not in names():
             raise ConfigError(f"--models: unknown model {model!r}; {did_you_mean(model, names())}")
     return chosen
-
-
-def _check_target(json: str | None) -> None:
-    """Fail now rather than after minutes of measuring, where the result could not be written."""
-    if json in (None, "-"):
-        return
-    import os
-    from pathlib import Path
-
-    path = Path(str(json)).absolute()
-    if path.is_dir():
-        raise ConfigError(f"--json {json}: is a folder; give a file name in it")
-    folder = next(parent for parent in path.parents if parent.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"--json {json}: cannot write in {folder}; give a path in a folder that you may write to")
 
 
 def _hand_over(result: Result, json: str | None, *, keep: bool) -> None:

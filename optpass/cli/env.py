@@ -24,9 +24,10 @@ def env(
     ] = False,
 ) -> None:
     """Print what a bug report needs: versions, hardware, compilers, settings, calibration."""
-    from optpass.cli.analyze import check_writable, quiet
+    from optpass.cli.analyze import quiet
+    from optpass.reporting.writable import check_target
 
-    check_writable("--json", json)
+    check_target("--json", json)
     with quiet():
         from optpass.cli import environment_facts as facts
 

@@ -57,11 +57,11 @@ def train(
     )
     console = output.console(stderr=json == output.STDOUT)
     with _waiting(console, "reading text, building the model"):
-        from optpass.training.run import check_file, execute, prepare
+        from optpass.reporting.writable import check_target
+        from optpass.training.run import execute, prepare
 
         for flag, path in (("--json", json), ("--html", html)):
-            if path not in (None, output.STDOUT):
-                check_file(Path(str(path)), f"{flag} {path}")
+            check_target(flag, path)
         prepared = prepare(job, compare=compare is not None)
     _announce(console, prepared)
     try:

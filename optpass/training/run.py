@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ from optpass.passes.registry import selected
 from optpass.reporting import store
 from optpass.reporting.files import write_json
 from optpass.reporting.model import Report
+from optpass.reporting.writable import check_folder
 from optpass.training import data, network
 from optpass.training.config import Job
 from optpass.training.errors import TrainError
@@ -101,7 +101,7 @@ def prepare(job: Job, *, compare: bool = False) -> Prepared:
         raise ConfigError(f"{job.path}: [training] {error}") from None
     model = network.build(job, tokenizer.vocabulary)
     folder = Path(config.out) / config.name
-    check_writable(folder, f"{job.path}: [training] out = {config.out!r}")
+    check_folder(folder, f"{job.path}: [training] out = {config.out!r}")
     facts = {
         "source": corpus.source,
         "files": corpus.files,
@@ -110,13 +110,6 @@ def prepare(job: Job, *, compare: bool = False) -> Prepared:
         "vocabulary": tokenizer.vocabulary,
     }
     return Prepared(job, compare, model, batches, facts, folder)
-
-
-def check_file(path: Path, what: str) -> None:
-    """Raises ConfigError, beginning with `what`, unless a file can be written at `path`; leaves nothing behind."""
-    if path.is_dir():
-        raise ConfigError(f"{what}: that is a folder; give a file name in it")
-    check_writable(path.parent, what)
 
 
 def _check_options(options: Options) -> None:
@@ -131,18 +124,6 @@ def _corpus(job: Job) -> data.Corpus:
     if job.config.data == "stdlib":
         return data.read_stdlib(job.config.limit_bytes)
     return data.read_file(job.path.parent / job.config.data, job.config.limit_bytes)
-
-
-def check_writable(folder: Path, what: str) -> None:
-    """Raises ConfigError, beginning with `what`, unless files can be made in `folder`; leaves nothing behind."""
-    nearest = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
-    if not nearest.is_dir():
-        raise ConfigError(f"{what}: {nearest} is a file, not a folder; choose another place")
-    try:
-        with tempfile.TemporaryFile(dir=nearest):
-            pass
-    except OSError as error:
-        raise ConfigError(f"{what}: cannot write in {nearest}: {error.strerror}; choose another place") from None
 
 
 def backend_options(options: Options, *, compare: bool) -> dict[str, Any]:

@@ -162,7 +162,7 @@ def test_the_public_function() -> None:
 def test_a_path_that_cannot_be_written_is_refused_before_compiling(path: str, tmp_path: Path) -> None:
     (tmp_path / "afile").write_text("")
     (tmp_path / "folder.json").mkdir()
-    with pytest.raises(Exception, match=r"options: report=.* cannot be written: check "):
+    with pytest.raises(Exception, match=r"options: report=.* (is a folder|.* is a file, not a folder|cannot write)"):
         torch.compile(f, backend="optpass", options={"inner": "eager", "report": path})(
             torch.ones(2, 2), torch.ones(2, 2)
         )

@@ -95,7 +95,7 @@ BAD = [
     (["job.toml", "-O", "strict"], "--option 'strict' is not KEY=VALUE"),
     (["job.toml", "-O", "stric=1"], "did you mean 'strict'"),
     (["job.toml", "--out", "text.txt"], "is a file"),
-    (["job.toml", "--json", "."], "--json .: that is a folder"),
+    (["job.toml", "--json", "."], "--json .: is a folder"),
     (["job.toml", "--html", "text.txt/page.html"], "--html text.txt/page.html:"),
 ]
 

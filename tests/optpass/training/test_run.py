@@ -15,6 +15,7 @@ from optpass.errors import ConfigError
 from optpass.options import Options
 from optpass.reporting.files import read_json
 from optpass.reporting.model import Report
+from optpass.reporting.writable import check_file, check_folder
 from optpass.training import run
 from optpass.training.config import load
 from optpass.training.errors import TrainError
@@ -190,11 +191,11 @@ def test_a_folder_without_permission_is_an_error(tmp_path: Path, monkeypatch: py
     def refuse(*args: object, **kwargs: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(run.tempfile, "TemporaryFile", refuse)  # the tests may run as root, whom no mode stops
+    monkeypatch.setattr("optpass.reporting.writable.tempfile.TemporaryFile", refuse)  # the tests may run as root, whom no mode stops
     with pytest.raises(ConfigError, match=r"^out: cannot write in .*: Permission denied; choose another place$"):
-        run.check_writable(tmp_path / "a" / "b", "out")
-    with pytest.raises(ConfigError, match="that is a folder"):
-        run.check_file(tmp_path, "--json")
+        check_folder(tmp_path / "a" / "b", "out")
+    with pytest.raises(ConfigError, match="is a folder"):
+        check_file(tmp_path, "--json")
 
 
 def test_report_is_strict_json(job_file: JobFile) -> None:
