@@ -12,7 +12,7 @@ from optpass.errors import ConfigError
 from optpass.options import Options
 from optpass.passes import devices
 from optpass.passes.devices import DeviceSpec
-from optpass.passes.roofline import calibration
+from optpass.passes.roofline import calibration, calibration_gpu
 
 
 def spec_for(options: Options, inputs: Sequence[Any]) -> Callable[[], DeviceSpec]:
@@ -62,9 +62,10 @@ def actual(device: torch.device) -> DeviceSpec:
     """The spec of a device that is present; an unknown one raises `ConfigError` with what to do."""
     if device.type == "cuda" and torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(device)
-        return devices.resolve(
+        spec = devices.resolve(
             properties.name, memory_bytes=properties.total_memory, sm_count=properties.multi_processor_count
         )
+        return calibration_gpu.cached_spec(spec)
     if device.type == "cpu":
         return named("cpu")
     raise ConfigError(f"no figures for devices of type {device.type!r}; name one to plan for with the option 'device'")

@@ -93,7 +93,8 @@ def _what(target: str, arguments: Mapping[str, Any]) -> str:
 
 
 def _child_environment(folder: Path, extra: Mapping[str, str]) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX) or k in ENV_RESERVED}
+    own = ENV_RESERVED - {"OPTPASS_RUN_ID"}  # a sample is a run of its own
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX) or k in own}
     kept = {k: v for k, v in kept.items() if not k.startswith(_COMPILER_PREFIXES)}
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
     return kept | caches | dict(extra)

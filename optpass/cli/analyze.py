@@ -6,12 +6,13 @@ import contextlib
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
 from optpass.cli.flags import Device, Html, Json, Sets, pairs
+from optpass.cli.progress import bar
 from optpass.errors import ConfigError
 from optpass.reporting.writable import check_target
 
@@ -52,7 +53,7 @@ def analyze(
     settings = pairs(set_, "--set")
     for flag, path in (("--json", json), ("--html", html)):
         check_target(flag, path)
-    with quiet(), _progress() as told:
+    with quiet(), bar("loading") as told:
         from optpass.api import analyze as run
 
         analysis = run(target, device=device, train=train, dtype=dtype, size=size, sets=settings, progress=told)
@@ -79,29 +80,6 @@ def quiet() -> Iterator[None]:
             yield
         finally:
             logging.disable(before)
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[float | None, str], None] | None]:
-    """A callback that shows what is being done on standard error, where that is a terminal; else None."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    from optpass.cli.output import console
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("loading", total=None)
-
-        def told(fraction: float | None, text: str) -> None:
-            if fraction is None:
-                bar.update(task, description=text, total=None)
-            else:
-                bar.update(task, description=text, total=1.0, completed=fraction)
-
-        yield told
 
 
 def _list_models() -> None:

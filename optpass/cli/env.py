@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -32,7 +30,11 @@ def env(
         from optpass.cli import environment_facts as facts
 
         if calibrate:
-            _calibrate()
+            from optpass.cli.progress import calibrating
+            from optpass.passes.roofline import calibration
+
+            with calibrating() as told:
+                calibration.calibrated_spec(told, force=True)
         found: dict[str, Any] = {"schema": facts.SCHEMA, "hooks": facts.hooks()} if hooks else facts.collect()
     _show(found, json)
     if hooks and found["hooks"]["missing"]:
@@ -71,26 +73,3 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
             else:
                 yield f"{key}: {value}"
         yield ""
-
-
-def _calibrate() -> None:
-    from optpass.passes.roofline import calibration
-
-    with _bar() as told:
-        calibration.calibrated_spec(told, force=True)
-
-
-@contextlib.contextmanager
-def _bar() -> Iterator[Callable[[float, str], None] | None]:
-    if not sys.stderr.isatty():
-        typer.echo("measuring this CPU (up to 20 s) ...", err=True)
-        yield None
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from optpass.cli.output import console
-
-    columns = (TextColumn("measuring this CPU"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=1.0)
-        yield lambda fraction, text: bar.update(task, completed=fraction, description=text)

@@ -11,6 +11,7 @@ import typer
 
 from optpass.cli import output
 from optpass.cli.flags import Html, Json, OptionPairs, pairs
+from optpass.cli.progress import calibrating
 from optpass.errors import ConfigError, OptPassError, ReportError
 
 if TYPE_CHECKING:
@@ -58,11 +59,14 @@ def train(
     console = output.console(stderr=json == output.STDOUT)
     with _waiting(console, "reading text, building the model"):
         from optpass.reporting.writable import check_target
-        from optpass.training.run import execute, prepare
+        from optpass.training.run import calibrate, calibrated, execute, prepare
 
         for flag, path in (("--json", json), ("--html", html)):
             check_target(flag, path)
         prepared = prepare(job, compare=compare is not None)
+    if not calibrated(prepared):
+        with calibrating() as told:
+            calibrate(prepared, told)
     _announce(console, prepared)
     try:
         with _progress(console, job.config) as on_step:

@@ -22,6 +22,7 @@ from optpass.errors import ConfigError, OptPassError
 from optpass.options import Options
 from optpass.passes import devices
 from optpass.passes.registry import selected
+from optpass.passes.roofline import calibration
 from optpass.reporting import store
 from optpass.reporting.files import write_json
 from optpass.reporting.model import Report
@@ -178,6 +179,19 @@ def execute(prepared: Prepared, on_step: OnStep) -> Outcome:
         raise cause from error
     _write(prepared, outcome)
     return outcome
+
+
+def calibrate(prepared: Prepared, progress: Callable[[float, str], None] | None = None) -> None:
+    """Measure the processor that the run is on, so that its report has times: up to 20 s, once a machine."""
+    with _threads(prepared.job.config.threads):
+        if calibration.cached_spec() is None:
+            calibration.calibrated_spec(progress)
+
+
+def calibrated(prepared: Prepared) -> bool:
+    """Whether the device that the run is on has been measured; what is not a CPU has its datasheet."""
+    with _threads(prepared.job.config.threads):
+        return prepared.job.config.device != "cpu" or calibration.cached_spec() is not None
 
 
 def _steps(prepared: Prepared) -> Iterator[tuple[StepEvent, StepEvent | None]]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from optpass.errors import ConfigError
 from optpass.options import Options
 from optpass.passes.contract import AtenGraph, Pass, PassContext, PassResult, Stage
 from optpass.passes.roofline.extract import Extractor, tensors
@@ -27,7 +28,11 @@ class Roofline(Pass):
         return cls()
 
     def run(self, gm: fx.GraphModule, ctx: PassContext) -> PassResult:
-        return PassResult(product=program_of(ctx.aten, on_cpu=ctx.device().kind == "cpu"))
+        try:
+            on_cpu: bool | None = ctx.device().kind == "cpu"
+        except ConfigError:  # a device in no table: FLOPs and bytes are known all the same, and the report says why
+            on_cpu = None  # there are no times
+        return PassResult(product=program_of(ctx.aten, on_cpu=on_cpu))
 
 
 def program_of(

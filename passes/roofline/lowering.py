@@ -102,7 +102,7 @@ def role_of(node: fx.Node, x: Extractor, info: OpInfo) -> LoweredOp:
     if name in _COPYING:
         return LoweredOp(name, Role.POINTWISE, stores=name in ("cat", "stack"))
     if name in _RNG or kind in _POINTWISE_KINDS:
-        return LoweredOp(name, Role.POINTWISE)
+        return LoweredOp(name, Role.POINTWISE, stores=name in _RNG)  # drawn once, however often it is used
     if name in _REDUCE:
         return _reduction(node, x, name)
     return LoweredOp(name, Role.EXTERN)

@@ -191,7 +191,9 @@ def test_a_folder_without_permission_is_an_error(tmp_path: Path, monkeypatch: py
     def refuse(*args: object, **kwargs: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("optpass.reporting.writable.tempfile.TemporaryFile", refuse)  # the tests may run as root, whom no mode stops
+    monkeypatch.setattr(
+        "optpass.reporting.writable.tempfile.TemporaryFile", refuse
+    )  # the tests may run as root, whom no mode stops
     with pytest.raises(ConfigError, match=r"^out: cannot write in .*: Permission denied; choose another place$"):
         check_folder(tmp_path / "a" / "b", "out")
     with pytest.raises(ConfigError, match="is a folder"):
