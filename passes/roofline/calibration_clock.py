@@ -1,7 +1,8 @@
-"""How the probes of a calibration take time: the least of many short runs, on a machine that may be busy."""
+"""How the probes of a calibration take time: the median of many short runs, on a machine that may be busy."""
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,18 +22,22 @@ class Budget:
     least: int = 5
 
 
-def fastest(call: Callable[[], object], budget: Budget) -> float:
-    """Seconds per call, the least over the runs: other processes only ever add time."""
+def typical(call: Callable[[], object], budget: Budget) -> float:
+    """Seconds per call, the median over the runs: what is predicted from it are median step times.
+
+    The least would be what the processor can do in its best moments, and predictions from it come out too short. A run
+    that another process disturbs is one of many here, and `calibration_library` keeps the better of two rounds.
+    """
     call()
     once = max(_timed(call, 1), 1e-8)
     if once > budget.total_s:
         return once
     repeat = max(1, min(10_000, int(budget.run_s / once)))
-    best, taken, begun = once, 0, time.perf_counter()
-    while taken < budget.least or (taken < budget.runs and time.perf_counter() - begun < budget.total_s):
-        best = min(best, _timed(call, repeat))
-        taken += 1
-    return best
+    taken: list[float] = []
+    begun = time.perf_counter()
+    while len(taken) < budget.least or (len(taken) < budget.runs and time.perf_counter() - begun < budget.total_s):
+        taken.append(_timed(call, repeat))
+    return statistics.median(taken)
 
 
 def _timed(call: Callable[[], object], repeat: int) -> float:

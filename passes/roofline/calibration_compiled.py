@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from optpass.passes.roofline.calibration_clock import Budget, fastest
+from optpass.passes.roofline.calibration_clock import Budget, typical
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ def element_seconds(budget: Budget) -> tuple[dict[str, float], float, bool]:
 
 def _seconds(call: Callable[..., Any], large: str | None, budget: Budget) -> float:
     values = _inputs(large if large is not None else "")
-    return fastest(lambda: call(*values.values()), budget)
+    return typical(lambda: call(*values.values()), budget)
 
 
 def call_seconds(budget: Budget) -> tuple[float, float, float]:
@@ -129,7 +129,7 @@ def call_seconds(budget: Budget) -> tuple[float, float, float]:
     times = {}
     for count in (short, long):
         call, _ = compiled(_layers(count), (x,), dynamic=False)
-        times[count] = fastest(lambda call=call: call(x), budget)  # type: ignore[misc]
+        times[count] = typical(lambda call=call: call(x), budget)  # type: ignore[misc]
     kernel = max(1e-7, (times[long] - times[short]) / (2 * (long - short)))
     graph = max(1e-6, times[short] - 2 * short * kernel)
     with torch.enable_grad():
@@ -141,6 +141,6 @@ def call_seconds(budget: Budget) -> tuple[float, float, float]:
             for parameter in model.parameters():
                 parameter.grad = None
 
-        trained = fastest(step, budget)
+        trained = typical(step, budget)
     # The backward of a layer: two products, the gradient of the activation, and the bias's sum.
     return kernel, graph, max(graph, trained - times[short] - 4 * short * kernel)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from optpass.passes.roofline.calibration_clock import Budget, fastest
+from optpass.passes.roofline.calibration_clock import Budget, typical
 from optpass.passes.roofline.calibration_fit import GemmSample
 
 MIB = 1 << 20
@@ -70,10 +70,10 @@ def contended() -> bool:
     budget = Budget(total_s=0.1)
     source = torch.rand(1 << 17)
     target = torch.empty_like(source)
-    together = fastest(lambda: target.copy_(source), budget)
+    together = typical(lambda: target.copy_(source), budget)
     try:
         torch.set_num_threads(1)
-        return together > 1.5 * fastest(lambda: target.copy_(source), budget)
+        return together > 1.5 * typical(lambda: target.copy_(source), budget)
     finally:
         torch.set_num_threads(threads)
 
@@ -84,7 +84,7 @@ def copies(budget: Budget) -> tuple[float, ...]:
     for size in COPY_SIZES:
         source = torch.rand(size // 8)
         target = torch.empty_like(source)
-        found.append(fastest(lambda s=source, t=target: t.copy_(s), budget))  # type: ignore[misc]
+        found.append(typical(lambda s=source, t=target: t.copy_(s), budget))  # type: ignore[misc]
     return tuple(found)
 
 
@@ -106,7 +106,7 @@ def products(dtype: str, budget: Budget) -> list[GemmSample]:
     found = []
     for batch, m, n, k in SHAPES.get(dtype, FEW_SHAPES):
         try:
-            seconds = fastest(make(kind, batch, m, n, k), budget)
+            seconds = typical(make(kind, batch, m, n, k), budget)
         except (RuntimeError, NotImplementedError, AttributeError):
             return []  # no kernel for this dtype here
         moved = batch * (m * k + k * n + m * n) * kind.itemsize
@@ -119,11 +119,11 @@ def cold(budget: Budget) -> tuple[float, ...]:
     m, n = COLD_SHAPE
     a, out = torch.rand(m, n), torch.empty(m, n)
     weights = [torch.rand(n, n) for _ in range(COLD_BYTES // (4 * n * n))]
-    warm = fastest(lambda: torch.mm(a, weights[0].t(), out=out), budget)
+    warm = typical(lambda: torch.mm(a, weights[0].t(), out=out), budget)
     turn = itertools.cycle(weights)
     # One call a run: the least over runs of several would still hold only whole rounds, but fewer of them.
     rounds = Budget(run_s=0.0, total_s=4 * budget.total_s, runs=8 * len(weights), least=len(weights))
-    return warm, fastest(lambda: torch.mm(a, next(turn).t(), out=out), rounds)
+    return warm, typical(lambda: torch.mm(a, next(turn).t(), out=out), rounds)
 
 
 def _product(kind: torch.dtype, batch: int, m: int, n: int, k: int) -> Callable[[], Any]:
@@ -151,18 +151,18 @@ def convolutions(budget: Budget) -> list[GemmSample]:
         weights = c_out * (c_in // groups) * taps * taps
         moved = 4 * (batch * c_in * side * side + weights + out.numel())
         m, n, k = out.numel() // c_out, c_out // groups, weights // c_out
-        found.append(GemmSample(m, n, k, groups, moved, fastest(forward, budget)))
+        found.append(GemmSample(m, n, k, groups, moved, typical(forward, budget)))
     return found
 
 
 def unrolled(budget: Budget) -> float:
     """Seconds of a convolution that runs as im2col and a product; see `UNROLLED`."""
-    return fastest(_convolution(UNROLLED)[0], budget)
+    return typical(_convolution(UNROLLED)[0], budget)
 
 
 def convolution_gradients(budget: Budget) -> list[tuple[float, ...]]:
     """(forward, both gradients) of some convolutions, in seconds; the gradients do twice the forward's arithmetic."""
-    return [(fastest(f, budget), fastest(b, budget)) for f, b in map(_convolution, BACKWARD_CONVOLUTIONS)]
+    return [(typical(f, budget), typical(b, budget)) for f, b in map(_convolution, BACKWARD_CONVOLUTIONS)]
 
 
 def _convolution(shape: tuple[int, ...]) -> tuple[Callable[[], Tensor], Callable[[], Any]]:
@@ -188,7 +188,7 @@ def attention(budget: Budget) -> list[tuple[float, ...]]:
         query, key, value = (torch.rand(shape, requires_grad=True) for _ in range(3))
         inputs = (query, key, value)
         with torch.no_grad():
-            forward = fastest(lambda i=inputs: F.scaled_dot_product_attention(*i), budget)  # type: ignore[misc]
+            forward = typical(lambda i=inputs: F.scaled_dot_product_attention(*i), budget)  # type: ignore[misc]
         with torch.enable_grad():
             out = F.scaled_dot_product_attention(*inputs)
         gradient = torch.rand_like(out)
@@ -196,14 +196,22 @@ def attention(budget: Budget) -> list[tuple[float, ...]]:
         def backward(out: Tensor = out, inputs: Any = inputs, gradient: Tensor = gradient) -> Any:
             return torch.autograd.grad(out, inputs, gradient, retain_graph=True)
 
-        found.append((forward, fastest(backward, budget)))
+        found.append((forward, typical(backward, budget)))
     return found
 
 
 def sort_seconds(budget: Budget) -> float:
     """Seconds per comparison of a stable sort of integers, n log2 n of them."""
     keys = torch.randint(0, 1 << 20, (4096,))
-    return fastest(lambda: torch.sort(keys, stable=True), budget) / (4096 * 12)
+    return typical(lambda: torch.sort(keys, stable=True), budget) / (4096 * 12)
+
+
+def bias_seconds(budget: Budget) -> float:
+    """Seconds per result element that a bias adds to a product: `addmm` copies it into the result first."""
+    m, n, k = 256, 1024, 64
+    a, b, bias, out = torch.rand(m, k), torch.rand(k, n), torch.rand(n), torch.empty(m, n)
+    plain = typical(lambda: torch.mm(a, b, out=out), budget)
+    return max(0.0, typical(lambda: torch.addmm(bias, a, b, out=out), budget) - plain) / (m * n)
 
 
 def bag_seconds(budget: Budget) -> float:
@@ -213,5 +221,5 @@ def bag_seconds(budget: Budget) -> float:
     with torch.enable_grad():
         out = F.embedding_bag(indices, table, offsets, mode="sum")
     gradient = torch.rand_like(out)
-    seconds = fastest(lambda: torch.autograd.grad(out, table, gradient, retain_graph=True), budget)
+    seconds = typical(lambda: torch.autograd.grad(out, table, gradient, retain_graph=True), budget)
     return seconds / (indices.numel() * table.shape[1])

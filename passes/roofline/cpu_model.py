@@ -102,7 +102,10 @@ class CpuModel:
         fit = self.c.gemm.get(op.dtype) or self.c.gemm["float32"]
         # A single product's second operand is a weight or was saved long ago; those of a batch were just computed.
         cold = self.cold * n * k * ITEMSIZE.get(op.dtype, 4) * self.c.cold_s if cost.batch == 1 else 0.0
-        return self._called(cost.flops / fit.rate(m, n, k), moved, fit.call_s, cold)
+        compute = cost.flops / fit.rate(m, n, k)
+        if "addmm" in op.target or "addbmm" in op.target:
+            compute += m * n * cost.batch * self.c.element_s["bias"]
+        return self._called(compute, moved, fit.call_s, cold)
 
     def _attention(self, op: OpInfo, moved: int) -> Estimate:
         """Products in blocks, and the softmax of every score."""

@@ -25,7 +25,7 @@ def invented(**changes: Any) -> CpuCalibration:
     """A processor with round figures: 100 GFLOP/s, 10 GB/s, 1 ns per element for every class but arithmetic."""
     classes = (
         "divide exp erf tanh log sqrt sin pow random half reduce_inner reduce_outer transpose gather scatter load "
-        "sort bag unroll"
+        "sort bag bias unroll"
     ).split()
     fields: dict[str, Any] = {
         "cpu": "invented", "cores": 4, "threads": 4, "torch": "2.13.0",
