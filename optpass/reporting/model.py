@@ -141,7 +141,10 @@ class GraphRecord(Record):
     nodes: int = Field(default=0, description="Nodes of the Dynamo graph.")
     t_compile_s: float = Field(default=0.0, description="Passes, inner compiler, and the lazy backward compile.")
     t_passes_s: float = Field(default=0.0, description="The part of t_compile_s that is optpass's own.")
-    t_first_s: float | None = Field(default=None, description="First call, compile included.")
+    t_first_s: float | None = Field(
+        default=None,
+        description="First call of the forward, compile included; a backward compiles later, when first run.",
+    )
     t_steady_s: float | None = Field(default=None, description="Median of later calls of the forward, host time.")
     calls: int = Field(default=0, description="Calls that were timed: the first 21 at most.")
     passes: list[PassRecord] = Field(
