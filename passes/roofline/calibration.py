@@ -110,7 +110,7 @@ def _measure(tell: Report) -> CpuCalibration:
         conv_backward=sum(2.0 * f / b for f, b in library.gradients) / len(library.gradients),
         attention=_attention(library, exact), bandwidth=bandwidth,
         element_s=element_s
-        | {"sort": library.sort, "bag": library.bag, "bias": library.bias, "unroll": _unroll(library, exact)},
+        | {"sort": library.sort, "bag": library.bag, "unroll": _unroll(library, exact)},
         kernel_s=kernel_s, graph_s=graph_s, backward_s=backward_s, compiled=compiled,
         region_s=max(_LEAST_REGION_S, region) if threads > 1 else 0.0,
         cold_s=max(0.0, library.cold[1] - library.cold[0]) / (4 * probes.COLD_SHAPE[1] ** 2),

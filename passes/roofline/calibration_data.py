@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 #: Raised when the meaning of a field or the way it is measured changes: older files are measured anew.
-VERSION = 2
+VERSION = 3
 
 #: The columns of one register tile: below this many, BLAS kernels run their remainder code.
 NARROW = 16
@@ -98,8 +98,7 @@ class CpuCalibration:
         bandwidth: bytes read and written per second by a copy, over the bytes that it touches.
         element_s: seconds per element and operation in a compiled loop, by class of operation
             (`calibration_compiled.CLASSES`), loads and stores aside; and of library kernels `sort` per comparison,
-            `bag` per gradient element of an embedding bag, `bias` per result element of a product with a bias,
-            `unroll` per element of im2col.
+            `bag` per gradient element of an embedding bag, `unroll` per element of im2col.
         kernel_s: one call of a compiled kernel or a library routine from the compiled wrapper.
         graph_s: one call of a compiled graph besides its kernels: guards and wrapper.
         backward_s: what training adds to that: autograd's bookkeeping and the call of the backward graph.

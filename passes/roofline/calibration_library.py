@@ -26,7 +26,7 @@ class Library:
         gemm: products by dtype; a dtype that cannot be multiplied here is absent.
         conv, gradients: forward convolutions, and (forward, gradients) of some.
         attention: forward and backward for each shape of `probes.ATTENTION`.
-        cold, fresh, sort, bag, bias, unroll: see the probes of those names.
+        cold, fresh, sort, bag, unroll: see the probes of those names.
     """
 
     copies: tuple[float, ...]
@@ -38,7 +38,6 @@ class Library:
     fresh: float
     sort: float
     bag: float
-    bias: float
     unroll: float
 
     def best(self, other: Library) -> Library:
@@ -52,7 +51,6 @@ class Library:
             attention=[tuple(map(min, a, b)) for a, b in zip(self.attention, other.attention, strict=True)],
             cold=tuple(map(min, self.cold, other.cold)),
             fresh=min(self.fresh, other.fresh), sort=min(self.sort, other.sort), bag=min(self.bag, other.bag),
-            bias=min(self.bias, other.bias),
             unroll=min(self.unroll, other.unroll),
         )  # fmt: skip
 
@@ -86,7 +84,7 @@ def take(budget: Budget, tell: Callable[[float, str], None]) -> Library:
     tell(0.85, "attention and indexing")
     return Library(
         copies, gemm, conv, gradients, probes.attention(budget), probes.cold(budget), fresh,
-        probes.sort_seconds(budget), probes.bag_seconds(budget), probes.bias_seconds(budget),
+        probes.sort_seconds(budget), probes.bag_seconds(budget),
         probes.unrolled(budget),
     )  # fmt: skip
 

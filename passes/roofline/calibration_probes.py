@@ -206,14 +206,6 @@ def sort_seconds(budget: Budget) -> float:
     return typical(lambda: torch.sort(keys, stable=True), budget) / (4096 * 12)
 
 
-def bias_seconds(budget: Budget) -> float:
-    """Seconds per result element that a bias adds to a product: `addmm` copies it into the result first."""
-    m, n, k = 256, 1024, 8  # a short product, beside which the copy shows
-    a, b, bias, out = torch.rand(m, k), torch.rand(k, n), torch.rand(n), torch.empty(m, n)
-    plain = typical(lambda: torch.mm(a, b, out=out), budget)
-    return max(0.0, typical(lambda: torch.addmm(bias, a, b, out=out), budget) - plain) / (m * n)
-
-
 def bag_seconds(budget: Budget) -> float:
     """Seconds per gradient element of the backward of an embedding bag (sum) of 8192 rows."""
     table = torch.rand(8192, 64, requires_grad=True)

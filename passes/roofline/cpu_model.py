@@ -38,9 +38,10 @@ _FUNCTIONS = (
 _DIVISIONS = ("div", "true_divide", "reciprocal", "sigmoid", "silu", "softmax", "remainder", "fmod")
 _HALVES = ("bfloat16", "float16")
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1}
-#: Working sets that a core's own cache holds, and that weights were read cold from in calibration.
-NEAR_BYTES = 1 << 20
-FAR_BYTES = 64 << 20
+#: Working sets that a core's own cache holds, and from which on operands cost what they cost cold: products of
+#: 64 x 1024 x 1024 on weights that take turns slow down from 4 MB to 24 MB and not beyond (Zen 5, 1 MB of L2 a core).
+NEAR_BYTES = 2 << 20
+FAR_BYTES = 24 << 20
 #: Input elements up to which a convolution of batch 1 is unrolled, see `unrolled`.
 _UNROLLED_ELEMENTS = 20480
 _FIRST_SHAPE = re.compile(r"\w+\[(\d+(?:, \d+)+)\]")
@@ -100,12 +101,11 @@ class CpuModel:
         if kind == "conv":
             return self._convolution(op, m, n, k, moved)
         fit = self.c.gemm.get(op.dtype) or self.c.gemm["float32"]
-        # A single product's second operand is a weight or was saved long ago; those of a batch were just computed.
-        cold = self.cold * n * k * ITEMSIZE.get(op.dtype, 4) * self.c.cold_s if cost.batch == 1 else 0.0
-        compute = cost.flops / fit.rate(m, n, k)
-        if "addmm" in op.target or "addbmm" in op.target:
-            compute += m * n * cost.batch * self.c.element_s["bias"]
-        return self._called(compute, moved, fit.call_s, cold)
+        # The first operand was just computed. The second is a weight, or was saved long ago, unless it is one of a
+        # batch; the result goes to memory that other kernels used in between.
+        far = m * n * cost.batch + (n * k if cost.batch == 1 else 0)
+        cold = self.cold * far * ITEMSIZE.get(op.dtype, 4) * self.c.cold_s
+        return self._called(cost.flops / fit.rate(m, n, k), moved, fit.call_s, cold)
 
     def _attention(self, op: OpInfo, moved: int) -> Estimate:
         """Products in blocks, and the softmax of every score."""
@@ -144,10 +144,12 @@ class CpuModel:
         launch = self.c.kernel_s + call
         return Estimate(compute, memory + cold, launch, max(compute, memory) + cold + launch)
 
-    def _cold(self, traffic: int) -> float:
-        """How far out a weight has gone when it is used again, by the copy rates: 0 in cache, 1 in memory."""
-        near, far, here = (1 / self.c.bandwidth.at(size) for size in (NEAR_BYTES, FAR_BYTES, traffic))
-        return min(1.0, max(0.0, (here - near) / (far - near))) if far > near else 0.0
+    @staticmethod
+    def _cold(traffic: int) -> float:
+        """How far out memory has gone when it is used again: 0 in a core's own cache, 1 beyond it."""
+        if traffic <= NEAR_BYTES:
+            return 0.0
+        return min(1.0, math.log(traffic / NEAR_BYTES) / math.log(FAR_BYTES / NEAR_BYTES))
 
     # ---- fused loops ----------------------------------------------------------------------------------------------
 
