@@ -21,7 +21,7 @@ _NOISE = {"nvidia", "amd", "tesla", "geforce", "radeon", "instinct", "gpu", "cor
 _LAPTOP = {"laptop", "mobile", "maxq"}
 # A driver reports between 92% (GDDR6 with ECC) and 100% of the label in GiB; a partition reports half or less.
 _MEMORY_LOW, _MEMORY_HIGH = 0.88, 1.02
-_HOW_TO_LIST = "`optpass.passes.devices.names()` lists the keys"
+_HOW_TO_LIST = "`optpass analyze --list-devices` lists them"
 
 
 def _words(name: str) -> list[str]:

@@ -168,7 +168,7 @@ def test_near_miss_is_refused(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve(name)
     assert repr(name) in str(caught.value)
-    assert "names()" in str(caught.value)
+    assert "--list-devices" in str(caught.value)
 
 
 def test_unknown_name_gets_the_nearest_keys() -> None:
