@@ -17,6 +17,8 @@ from torch import fx
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+?)\s*$', re.MULTILINE)
 _TORCH_DIR = str(Path(torch.__file__).parent) + os.sep
 _ATTRIBUTE = re.compile(r"_(?:modules|parameters|buffers)\['([^']*)'\]")
+#: The root module, as a frame's local or a plain name; never the beginning of a longer name such as `self_attn`.
+_ROOT = re.compile(r"^(?:L\[['\"](?:self|fn)['\"]\]|self)(?=$|[.\[])")
 _INDEX = re.compile(r"\[['\"]?([^'\"\]]*)['\"]?\]")
 
 
@@ -66,10 +68,7 @@ def module_path(node: fx.Node) -> str | None:
 @lru_cache(maxsize=4096)
 def clean_path(path: str) -> str:
     """`L['self']._modules['blocks']._modules['0']` as `blocks.0`; also the older `L__self___blocks_0` left as is."""
-    for prefix in ("L['self']", 'L["self"]', "L['fn']", "self"):
-        if path.startswith(prefix):
-            path = path[len(prefix) :]
-            break
+    path = _ROOT.sub("", path)
     path = _ATTRIBUTE.sub(r"\1", path)
     path = _INDEX.sub(r".\1", path)
     return path.replace("..", ".").strip(".")

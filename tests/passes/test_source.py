@@ -85,6 +85,8 @@ def test_a_node_without_metadata() -> None:
         ("L['self']._modules['a']._modules['b.c']", "a.b.c"),
         ("L__self___blocks_0", "L__self___blocks_0"),
         ("L['fn']._modules['head']", "head"),
+        ("self_attn.k_proj", "self_attn.k_proj"),
+        ("self", ""),
     ],
 )
 def test_paths(path: str, clean: str) -> None:
