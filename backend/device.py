@@ -59,13 +59,32 @@ def named(name: str) -> DeviceSpec:
 
 
 def actual(device: torch.device) -> DeviceSpec:
-    """The spec of a device that is present; an unknown one raises `ConfigError` with what to do."""
+    """The spec of a device that is present, with what was measured of it before.
+
+    Raises:
+        ConfigError: a device in no table, with what to do.
+    """
     if device.type == "cuda" and torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(device)
-        spec = devices.resolve(
-            properties.name, memory_bytes=properties.total_memory, sm_count=properties.multi_processor_count
-        )
-        return calibration_gpu.cached_spec(spec)
+        return calibration_gpu.cached_spec(_datasheet(device))
     if device.type == "cpu":
         return named("cpu")
     raise ConfigError(f"no figures for devices of type {device.type!r}; name one to plan for with the option 'device'")
+
+
+def measured(device: torch.device, *, force: bool = False) -> DeviceSpec:
+    """The spec of a device that is present, measured now where that was not done before (a GPU: a few seconds).
+
+    Raises:
+        ConfigError: as `actual`.
+    """
+    if device.type == "cuda" and torch.cuda.is_available():
+        return calibration_gpu.measured_spec(_datasheet(device), device, force=force)
+    return actual(device)
+
+
+def _datasheet(device: torch.device) -> DeviceSpec:
+    """The table's entry for a GPU that is present."""
+    properties = torch.cuda.get_device_properties(device)
+    return devices.resolve(
+        properties.name, memory_bytes=properties.total_memory, sm_count=properties.multi_processor_count
+    )

@@ -144,12 +144,12 @@ def _named(device: str | None) -> DeviceSpec | None:
 def _present(target: Target | None, tell: Progress) -> DeviceSpec:
     """The CUDA device that the target's tensors are on; else this machine's processor, measured now if never before."""
     if target is not None:
-        from optpass.backend.device import actual
+        from optpass.backend.device import measured
         from optpass.backend.model_tensors import device_of
 
         found = device_of(target.model, (target.args, target.kwargs))
         if found is not None and found.type != "cpu":
-            return actual(found)
+            return measured(found)
     from optpass.passes.roofline import calibration
 
     return calibration.cached_spec() or calibration.calibrated_spec(

@@ -15,7 +15,8 @@ _FAILED = 1
 def env(
     json: Json = None,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Measure this CPU again first (up to 20 s), and keep the result.")
+        bool,
+        typer.Option("--calibrate", help="Measure this CPU (up to 20 s) and any GPU first, and keep the result."),
     ] = False,
     hooks: Annotated[
         bool, typer.Option("--hooks", help="Only check that this torch has the hooks optpass needs; exit 1 if not.")
@@ -35,6 +36,7 @@ def env(
 
             with calibrating() as told:
                 calibration.calibrated_spec(told, force=True)
+            facts.calibrate_gpus()
         found: dict[str, Any] = {"schema": facts.SCHEMA, "hooks": facts.hooks()} if hooks else facts.collect()
     _show(found, json)
     if hooks and found["hooks"]["missing"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
@@ -161,3 +162,12 @@ def options() -> dict[str, str]:
             origin = f"OPTPASS_{key.upper()}"
         found[key] = f"{resolved[key]!r} ({origin or 'default'})"
     return found
+
+
+def calibrate_gpus() -> None:
+    """Measure every GPU that is present and in the device table; one that is not is passed over."""
+    from optpass.backend.device import measured
+
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        with contextlib.suppress(ConfigError):  # no figures of its datasheet to be a fraction of
+            measured(torch.device("cuda", index), force=True)
