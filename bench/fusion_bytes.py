@@ -57,11 +57,11 @@ def measure(name: str, size: str, *, train: bool, seed: int) -> dict[str, tuple[
     import torch
 
     from optpass import models
-    from optpass.backend import kernel_bytes
+    from optpass.backend import compat, kernel_bytes
     from optpass.backend.reporting import reset_report
     from optpass.backend.session import SESSIONS
 
-    torch._dynamo.reset()
+    compat.reset_dynamo()
     reset_report()
     torch.manual_seed(seed)
     module, inputs = models.build(name, size)

@@ -43,7 +43,7 @@ def analyze(
         model: a module or a function, with real, fake or meta tensors, which is not changed; or a target as on the
             command line: "gpt:gpt2", "file.py:factory", "hf:llama", "model.onnx".
         *args: inputs of `model`, real, fake or meta; none for a target.
-        device: spec to plan for, by name ("h100"); "cpu" is this machine, measured once (up to 20 s). Default: the CUDA
+        device: spec to plan for, by name ("h100"); "cpu" is this machine, measured once (10 to 20 s). Default: the CUDA
             device that the model is on, else "cpu".
         train: forward and backward, as the partitioner splits the joint graph; else inference.
         loss: reduces the output to a scalar when training. Default: the sum of the scalars in the output, or, where

@@ -16,7 +16,7 @@ def env(
     json: Json = None,
     calibrate: Annotated[
         bool,
-        typer.Option("--calibrate", help="Measure this CPU (up to 20 s) and any GPU first, and keep the result."),
+        typer.Option("--calibrate", help="Measure this CPU (10 to 20 s) and any GPU first, and keep the result."),
     ] = False,
     hooks: Annotated[
         bool, typer.Option("--hooks", help="Only check that this torch has the hooks optpass needs; exit 1 if not.")

@@ -39,8 +39,8 @@ def bar(first: str) -> Iterator[Told | None]:
 
 @contextlib.contextmanager
 def calibrating() -> Iterator[Callable[[float, str], None] | None]:
-    """`bar` for measuring the processor; a line where there is no terminal, since it takes up to 20 s."""
+    """`bar` for measuring the processor; a line where there is no terminal, since it takes 10 to 20 s."""
     if not sys.stderr.isatty():
-        print("measuring this CPU (up to 20 s) ...", file=sys.stderr)
+        print("measuring this CPU (10 to 20 s) ...", file=sys.stderr)
     with bar("measuring this CPU") as told:
         yield None if told is None else lambda fraction, text: told(fraction, f"measuring this CPU: {text}")

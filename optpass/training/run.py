@@ -182,7 +182,7 @@ def execute(prepared: Prepared, on_step: OnStep) -> Outcome:
 
 
 def calibrate(prepared: Prepared, progress: Callable[[float, str], None] | None = None) -> None:
-    """Measure the processor that the run is on, so that its report has times: up to 20 s, once a machine."""
+    """Measure the processor that the run is on, so that its report has times: 10 to 20 s, once a machine."""
     with _threads(prepared.job.config.threads):
         if calibration.cached_spec() is None:
             calibration.calibrated_spec(progress)
