@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from optpass.backend import exit_report, inner
+from optpass.backend.content_guard import Guarded
+from optpass.backend.contents import Contents
 from optpass.backend.device import fingerprint, spec_for
 from optpass.backend.identity import identity
 from optpass.backend.session import SESSIONS, Session, Timed
-from optpass.options import resolve
+from optpass.options import Options, resolve
 from optpass.passes.registry import selected
 from optpass.reporting import store
 
@@ -41,8 +45,14 @@ def optpass(
         ConfigError: an option is unknown, of the wrong type or impossible.
         PassError: a pass failed and `strict` is set.
     """
+    return _compile(gm, example_inputs, resolve(options), mode)
+
+
+def _compile(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], resolved: Options, mode: str | None, *, look: bool = True
+) -> Callable[..., Any]:
+    """Compile one graph; `look` says whether passes may look at what the module's tensors hold."""
     start = time.perf_counter()
-    resolved = resolve(options)
     ignored = inner.check(resolved, mode)
     passes = selected(resolved)
     spec = spec_for(resolved, example_inputs)
@@ -57,19 +67,43 @@ def optpass(
     if problem is not None:
         inner.warn_once(problem)
         collected.warn(f"Inductor cannot build here ({problem}); aot_eager served instead")
+    if serving == inner.INDUCTOR and (text := inner.matcher_warning()) is not None:
+        ignored.append(text)
     for text in ignored:
         inner.log_once(text)
         collected.warn(text)
     session.record.inner = inner.name_of(serving)
-    session.before_autograd(gm)
+    contents = Contents(gm, example_inputs if look else ())
+    guards = session.before_autograd(gm, contents)
     with inner.cache_outcome(session.record):
         compiled = inner.compile_with(serving, gm, example_inputs, resolved, mode, session.hooks)
     session.after_compile()
+    if guards:
+        name = f"graph_{session.record.id}_without_contents"
+        without = functools.partial(_compile_again, contents.original(), name, resolved, mode)
+        compiled = Guarded(compiled, contents.guarded(guards), without, session.record.id)
     with collected.lock:
         session.record.t_compile_s += time.perf_counter() - start
     log.info("graph %s compiled by %s in %.2f s", session.record.id, session.record.inner, session.record.t_compile_s)
     exit_report.trace(session.record)
     return Timed(compiled, session.record)
+
+
+def _compile_again(
+    original: Callable[[], fx.GraphModule], name: str, resolved: Options, mode: str | None
+) -> Callable[..., Any]:
+    """The graph that `original` makes, compiled by Dynamo anew when it is called, with guards of its own."""
+    module = original()
+
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **_unused: Any) -> Callable[..., Any]:
+        return _compile(gm, example_inputs, resolved, mode, look=False)
+
+    def run(*args: Any) -> Any:  # Dynamo leaves the `forward` of a graph module alone, unless something calls it
+        return module(*args)
+
+    # Dynamo counts recompiles by code, and gives up after some: each graph has its own.
+    run.__code__ = run.__code__.replace(co_name=name)
+    return torch.compile(run, backend=backend)
 
 
 def _reset() -> None:

@@ -106,7 +106,10 @@ def compile_with(
 ) -> Callable[..., Any]:
     """Compile `gm` with `inner`. `hooks` sees the joint graph where the inner compiler has one."""
     if inner == INDUCTOR:
-        return compat.compile_fx(gm, inputs, inductor_patches(options, mode, hooks), hooks.on_compiled)
+        patches = inductor_patches(options, mode, hooks)
+        if _has_flex_on_cpu(gm):  # an element-wise operation fused behind its template raises NotImplementedError
+            patches.setdefault("epilogue_fusion", False)
+        return compat.compile_fx(gm, inputs, patches, hooks.on_compiled)
     if inner == AOT_EAGER:
         return _aot_eager(gm, inputs, hooks)
     if inner == EAGER:
@@ -118,6 +121,15 @@ def compile_with(
             f"inner={name_of(inner)!r} returned {type(compiled).__name__}; an inner compiler must return a callable"
         )
     return compiled  # type: ignore[no-any-return, unused-ignore]
+
+
+def _has_flex_on_cpu(gm: fx.GraphModule) -> bool:
+    for node in gm.graph.nodes:
+        if str(node.target) == "flex_attention" and node.args:
+            value = node.args[0].meta.get("example_value")
+            if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+                return True
+    return False
 
 
 def inductor_patches(options: Options, mode: str | None, hooks: Hooks) -> dict[str, Any]:
@@ -136,7 +148,20 @@ def inductor_patches(options: Options, mode: str | None, hooks: Hooks) -> dict[s
             )
         if hasattr(config, "custom_partitioner_fn"):
             patches["custom_partitioner_fn"] = hooks.partitioner(present("custom_partitioner_fn"))
+    if compat.matcher_problem() is not None:
+        patches["pattern_matcher"] = False
     return patches
+
+
+def matcher_warning() -> str | None:
+    """What the user should know where Inductor's attention matcher cannot be taken out alone; None where it can."""
+    problem = compat.matcher_problem()
+    if problem is None:
+        return None
+    return (
+        f"Inductor compiles with pattern_matcher=False: its attention patterns can change results, and in this torch "
+        f"they cannot be left out alone ({problem})"
+    )
 
 
 def _aot_eager(gm: fx.GraphModule, inputs: Sequence[Any], hooks: Hooks) -> Callable[..., Any]:

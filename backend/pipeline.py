@@ -11,7 +11,7 @@ from torch import fx
 
 from optpass.backend import snapshot
 from optpass.errors import OptPassError, PassError
-from optpass.passes.contract import Pass, PassContext, PassResult, Stage
+from optpass.passes.contract import ContentGuard, Pass, PassContext, PassResult, Stage
 from optpass.passes.order import missing_requirement
 from optpass.reporting.model import PassRecord
 
@@ -22,7 +22,12 @@ VALUE_KEY = {Stage.DYNAMO: "example_value", Stage.JOINT: "val", Stage.COMPILED: 
 
 
 def run_stage(
-    stage: Stage, passes: Sequence[Pass], gm: fx.GraphModule, ctx: PassContext, products: dict[str, Any]
+    stage: Stage,
+    passes: Sequence[Pass],
+    gm: fx.GraphModule,
+    ctx: PassContext,
+    products: dict[str, Any],
+    guards: list[ContentGuard] | None = None,
 ) -> list[PassRecord]:
     """Run the passes of `stage` over `gm` in place, in the given order.
 
@@ -32,6 +37,8 @@ def run_stage(
         gm: graph to analyse or transform.
         ctx: handed to each pass.
         products: what passes that succeeded on this graph so far found, by name; extended here.
+        guards: contents that the changes rest on; extended here. Their nodes may be those of an earlier copy of the
+            graph, of which names and targets still say what they are.
 
     Returns:
         One record per pass of the stage, failed and skipped ones included.
@@ -47,28 +54,35 @@ def run_stage(
         if missing is not None:
             records.append(PassRecord(name=item.name, stage=stage, error=f"not run: it requires {missing!r}"))
             continue
-        record, product = run_pass(item, gm, ctx)
+        record, product = run_pass(item, gm, ctx, guards)
         records.append(record)
         if record.error is None:
             products[item.name] = product
     return records
 
 
-def run_pass(item: Pass, gm: fx.GraphModule, ctx: PassContext) -> tuple[PassRecord, Any]:
-    """Run one pass, check what it left, and put the graph back if it failed. Returns the record and its product."""
+def run_pass(
+    item: Pass, gm: fx.GraphModule, ctx: PassContext, guards: list[ContentGuard] | None = None
+) -> tuple[PassRecord, Any]:
+    """Run one pass, check what it left, and put the graph back if it failed. Returns the record and its product.
+
+    What its changes rest on is added to `guards`.
+    """
     key = VALUE_KEY[item.stage]
     start = time.perf_counter()
     before = snapshot.take(gm, key) if item.stage is not Stage.COMPILED else None
     record, product = PassRecord(name=item.name, stage=item.stage), None
     try:
         result = item.run(gm, ctx)
-        _check_contract(item, result)
+        _check_contract(item, result, ctx)
         if before is not None and result.changed:
             snapshot.check(gm, before, key)
             gm.recompile()
         elif before is not None and snapshot.modified(gm, before):
             raise PassError("changed the graph but says that it is unchanged")
         record.applied, record.declined, product = result.applied, result.declined, result.product
+        if guards is not None:
+            guards.extend(result.guards)
     except Exception as error:  # whatever a pass does, the user's run goes on with the old graph
         if before is not None:
             snapshot.restore(gm, before)
@@ -85,12 +99,17 @@ def run_pass(item: Pass, gm: fx.GraphModule, ctx: PassContext) -> tuple[PassReco
     return record, product
 
 
-def _check_contract(item: Pass, result: PassResult) -> None:
+def _check_contract(item: Pass, result: PassResult, ctx: PassContext) -> None:
     for site in (*result.applied, *result.declined):
         if not site.reason.strip():
             raise PassError(f"site at node {site.node!r} has no reason")
     if result.applied and not result.changed and item.stage is not Stage.COMPILED:
         raise PassError("reports applied sites but says that the graph is unchanged")
+    for guard in result.guards:
+        if not guard.reason.strip():
+            raise PassError(f"guard on {guard.node.name!r} has no reason")
+        if ctx.contents(guard.node) is None:
+            raise PassError(f"guards {guard.node.name!r}, whose contents are not known")
 
 
 def _one_line(error: Exception) -> str:

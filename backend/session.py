@@ -20,7 +20,7 @@ from torch import fx
 from optpass.backend import capture, compat, pipeline, snapshot
 from optpass.backend.hooks import Hooks
 from optpass.options import Options
-from optpass.passes.contract import AtenGraph, Pass, PassContext, Stage
+from optpass.passes.contract import AtenGraph, ContentGuard, Pass, PassContext, Stage, no_contents
 from optpass.passes.devices import DeviceSpec
 from optpass.reporting import store
 from optpass.reporting.model import GraphRecord
@@ -58,17 +58,29 @@ class Session:
         self.record.dynamic = _is_dynamic(gm.graph)
         self.products: dict[str, Any] = {}
         self.hooks = Hooks(uuid, self._on_joint, self._on_partitioned, self._on_inference, self._on_compiled)
-        self._context = PassContext(options, device, self.record.id, training=False)
+        self._options = options
         self._aten: tuple[AtenGraph, ...] = ()
         self._source: capture.Source | None = None
         self._tracing = threading.Lock()
 
     # ---- the stages -------------------------------------------------------------------------------------------
 
-    def before_autograd(self, gm: fx.GraphModule) -> None:
-        """Run the Dynamo-stage passes, and keep what is needed to trace the graph again if the caches hit."""
-        self._run(Stage.DYNAMO, gm)
+    def before_autograd(
+        self, gm: fx.GraphModule, contents: Callable[[fx.Node], torch.Tensor | None] = no_contents
+    ) -> list[ContentGuard]:
+        """Run the Dynamo-stage passes, and keep what is needed to trace the graph again if the caches hit.
+
+        Args:
+            gm: the Dynamo graph.
+            contents: as in `PassContext`.
+
+        Returns:
+            The contents that the passes' changes rest on.
+        """
+        guards: list[ContentGuard] = []
+        self._run(Stage.DYNAMO, gm, contents, guards)
         self._source = capture.Source.of(gm)
+        return guards
 
     def after_compile(self) -> None:
         """Run the compiled-stage passes, if the inner compiler showed us its graphs (not on a cache hit)."""
@@ -77,10 +89,18 @@ class Session:
             self._run(Stage.COMPILED, fx.GraphModule({}, fx.Graph()))
             self._aten, self._source = (), None
 
-    def _run(self, stage: Stage, gm: fx.GraphModule) -> None:
-        context = PassContext(self._context.options, self.device, self.record.id, self.record.training, self._aten)
+    def _run(
+        self,
+        stage: Stage,
+        gm: fx.GraphModule,
+        contents: Callable[[fx.Node], torch.Tensor | None] = no_contents,
+        guards: list[ContentGuard] | None = None,
+    ) -> None:
+        context = PassContext(
+            self._options, self.device, self.record.id, self.record.training, self._aten, contents=contents
+        )
         start = time.perf_counter()
-        records = pipeline.run_stage(stage, self.passes, gm, context, self.products)
+        records = pipeline.run_stage(stage, self.passes, gm, context, self.products, guards)
         with store.current().lock:
             self.record.passes.extend(records)
             self.record.t_passes_s += time.perf_counter() - start

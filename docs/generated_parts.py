@@ -19,15 +19,21 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def options() -> str:
     """Options of the backend."""
+    from optpass.option_tables import TABLES
     from optpass.options import ENV_PREFIX, Options
 
-    return table(
-        ("option", "type", "default", "variable", "meaning"),
-        (
-            (f"`{key}`", type_name(field.annotation), default(field), f"`{ENV_PREFIX}{key.upper()}`", field.description)
-            for key, field in Options.model_fields.items()
-        ),
-    )
+    rows: list[tuple[object, ...]] = []
+    for key, field in Options.model_fields.items():
+        inside = TABLES[key].model_fields if key in TABLES else {}
+        # A word alone sets the first key of such an option, so that key's default is the default.
+        kind = "word or table" if inside else type_name(field.annotation)
+        value = default(next(iter(inside.values()), field))
+        rows.append((f"`{key}`", kind, value, f"`{ENV_PREFIX}{key.upper()}`", field.description))
+        rows += [
+            (f"`{key}.{name}`", type_name(item.annotation), default(item), "", item.description)
+            for name, item in inside.items()
+        ]
+    return table(("option", "type", "default", "variable", "meaning"), rows)
 
 
 def training() -> str:

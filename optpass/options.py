@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
 
 from optpass.errors import ConfigError, did_you_mean
+from optpass.option_tables import TABLES, AttentionOptions, TableOption
 
 ENV_PREFIX = "OPTPASS_"
 _ENVIRONMENT = "environment"
@@ -52,10 +53,25 @@ class Options(BaseModel):
         default=None, description="Path to write the report to when the process exits: .json, or .html for the page."
     )
     inductor: dict[str, Any] = Field(
-        default_factory=dict, description="Patches for torch._inductor.config, e.g. {'max_autotune': true}."
+        default_factory=dict,
+        description="Patches for torch._inductor.config, e.g. {'max_autotune': true}.",
+        examples=["{ max_autotune = true }"],
+    )
+    attention: AttentionOptions = Field(
+        default=AttentionOptions(),
+        description="Hand-written attention on fused kernels: a word, the mode, or a table of the keys below, e.g. "
+        "{ mode = 'always', dropout = 'swap' }.",
+        examples=['{ mode = "always" }'],
     )
 
     _origin: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @field_validator(*TABLES, mode="before")
+    @classmethod
+    def _table(cls, value: Any, info: ValidationInfo) -> TableOption:
+        """A word or a table given in code; a `ConfigError` passes through pydantic as it is."""
+        key = str(info.field_name)
+        return TABLES[key].read(value, key)
 
     def where(self, key: str) -> str:
         """The layer that set `key` and the name it has there, for messages: `options: inner`."""
@@ -72,7 +88,7 @@ class Options(BaseModel):
         data: dict[str, Any] = {}
         for key in type(self).model_fields:
             value = getattr(self, key)
-            data[key] = list(value) if isinstance(value, tuple) else _named(value)
+            data[key] = value.to_json() if isinstance(value, TableOption) else _named(value)
         return data
 
 
@@ -216,16 +232,22 @@ def _parse(key: str, text: str, where: str) -> Any:
         return words[text.strip().lower()]
     if origin is tuple:
         return tuple(part.strip() for part in text.split(",") if part.strip())
+    if key in TABLES:
+        value = _inline(key, text, where) if text.strip().startswith("{") else text.strip()
+        return TABLES[key].read(value, _where(where, key))
     if origin is dict:
-        try:
-            return tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            raise ConfigError(
-                f"{_where(where, key)}={text!r} is not an inline table; write {{ max_autotune = true }}"
-            ) from None
+        return _inline(key, text, where)
     if type(None) in kinds and text.strip().lower() in ("", "none"):
         return None
     return text
+
+
+def _inline(key: str, text: str, where: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        (example, *_) = Options.model_fields[key].examples or ["{ key = value }"]
+        raise ConfigError(f"{_where(where, key)}={text!r} is not an inline table; write {example}") from None
 
 
 def _validate(merged: dict[str, Any], origin: Mapping[str, str]) -> Options:
@@ -233,6 +255,8 @@ def _validate(merged: dict[str, Any], origin: Mapping[str, str]) -> Options:
     report: Any = values.get("report")
     if isinstance(report, os.PathLike):
         values["report"] = os.fspath(report)
+    for key in TABLES.keys() & values.keys():
+        values[key] = TABLES[key].read(values[key], _where(origin.get(key, "options"), key))
     try:
         options = Options.model_validate(values)
     except ValidationError as error:

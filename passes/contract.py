@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import torch
 from torch import fx
 
 from optpass.options import Options
@@ -43,6 +44,26 @@ class AtenGraph:
 
 
 @dataclass(frozen=True)
+class ContentGuard:
+    """This rewrite holds only while a tensor's contents are what they were.
+
+    Before each call the backend makes sure that they are, and otherwise runs the graph without such rewrites.
+
+    Attributes:
+        node: a placeholder or `get_attr` node whose contents `PassContext.contents` gave.
+        reason: what rests on them, as a clause for the user: 'layer attn is causal'.
+    """
+
+    node: fx.Node
+    reason: str
+
+
+def no_contents(node: fx.Node) -> torch.Tensor | None:
+    """No tensor's contents are known."""
+    return None
+
+
+@dataclass(frozen=True)
 class PassContext:
     """What a pass may know besides its graph.
 
@@ -52,6 +73,9 @@ class PassContext:
         graph_id: id of the graph in the report.
         training: True where a backward will be compiled.
         aten: the partitioned graphs, at the compiled stage; empty before it.
+        contents: at the Dynamo stage, a copy of the tensor behind a placeholder or `get_attr` node that belongs to a
+            module (a buffer, a frozen parameter, a tensor attribute); None for every other node, and where the graph
+            itself or a gradient can change it. A pass that uses it returns a `ContentGuard`.
     """
 
     options: Options
@@ -59,6 +83,7 @@ class PassContext:
     graph_id: str
     training: bool
     aten: tuple[AtenGraph, ...] = ()
+    contents: Callable[[fx.Node], torch.Tensor | None] = no_contents
 
 
 @dataclass
@@ -70,12 +95,14 @@ class PassResult:
         declined: sites looked at and left alone, each with a reason.
         changed: True if the graph was modified; the pipeline then lints it and re-checks its metadata.
         product: what an analysis pass found; the backend keeps it under the pass's name.
+        guards: contents that the changes rest on (Dynamo stage).
     """
 
     applied: list[Site] = field(default_factory=list)
     declined: list[Site] = field(default_factory=list)
     changed: bool = False
     product: Any = None
+    guards: list[ContentGuard] = field(default_factory=list)
 
 
 class Pass(ABC):

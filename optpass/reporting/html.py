@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from optpass.reporting import summary, text
+from optpass.reporting import sites, summary, text
 from optpass.reporting.files import Path_, write_text
 from optpass.reporting.model import Analysis, Report
 from optpass.reporting.svg import loss_chart, share_bar
@@ -71,8 +71,7 @@ def _tables(obj: Report | Analysis) -> dict[str, Sequence[Any]]:
         "unknown": list(obj.unknown_ops.items()),
         "graphs": obj.graphs,
         "passes": summary.pass_rows(obj),
-        "applied": summary.applied_rows(obj),
-        "declined": summary.declined_rows(obj),
+        "kinds": sites.by_kind(obj),
     }
 
 
@@ -94,6 +93,7 @@ def _environment() -> Environment:
         "intensity": text.intensity,
         "aligned": text.aligned,
         "mode": text.mode,
+        "figures": sites.figures,
         "clip": clip,
     }
     environment.globals |= {"place": summary.place, "where": text.where, "change": text.change}
@@ -161,8 +161,7 @@ def _report(report: Report, tables: dict[str, Sequence[Any]], rows: int) -> dict
         "title": f"{report.name or 'compile'}: report",
         "cost": text.cost_facts(report),
         "cost_note": text.cost_note(report),
-        "applied_count": sum(row.count for row in tables["applied"]),
-        "declined_count": sum(len(row.sites) for row in tables["declined"]),
+        "kinds": _cut(((k, _cut(k.applied, rows), _cut(k.declined, rows)) for k in tables["kinds"]), rows),
         "training": training_facts(report.training),
         "loss": Markup(loss_chart(run.loss, run.eager)),
         "facts": [

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from optpass.reporting.model import Analysis, Group, Op, Report, Site
+from optpass.reporting.model import Analysis, Group, Op, Report
 
 BOUNDS: tuple[str, ...] = ("compute", "memory", "launch", "unknown", "none")
 #: A row of the Tensor Core's operand is 16 bytes wide; 128 bytes is what serves it best (NVIDIA, "Matrix
@@ -64,25 +64,6 @@ class BoundShare:
     bound: str
     time_us: float
     share: float
-
-
-@dataclass(frozen=True)
-class DeclinedRow:
-    """Sites that a pass left alone for one reason."""
-
-    name: str
-    reason: str
-    sites: tuple[Site, ...]
-
-
-@dataclass(frozen=True)
-class AppliedRow:
-    """One kind of change at one line; `count` is how many sites it was made at."""
-
-    name: str
-    site: Site
-    module: str
-    count: int
 
 
 @dataclass(frozen=True)
@@ -223,38 +204,6 @@ def advice(op: Op) -> str:
     if parts:
         return "; ".join(parts)
     return f"M, N, K = {', '.join(map(str, op.mnk))}" if op.mnk else "M, N and K are not known"
-
-
-def declined_rows(report: Report | Analysis) -> list[DeclinedRow]:
-    """Declined sites grouped by pass and reason, most frequent first."""
-    rows: dict[tuple[str, str], list[Site]] = {}
-    for graph in report.graphs:
-        for record in graph.passes:
-            for site in record.declined:
-                rows.setdefault((record.name, site.reason), []).append(site)
-    grouped = [DeclinedRow(name, reason, tuple(sites)) for (name, reason), sites in rows.items()]
-    return sorted(grouped, key=lambda row: -len(row.sites))
-
-
-def some_places(sites: Sequence[Site], most: int = 3) -> str:
-    """The first few source lines of some sites, and how many more there are."""
-    places = list(dict.fromkeys(p for site in sites if (p := place(site.file, site.line))))
-    more = f" and {len(places) - most} more" if len(places) > most else ""
-    return ", ".join(places[:most]) + more
-
-
-def applied_rows(report: Report | Analysis) -> list[AppliedRow]:
-    """Every change, those alike in repeated layers and graphs as one row, in graph order."""
-    rows: dict[tuple[object, ...], list[Site]] = {}
-    for graph in report.graphs:
-        for record in graph.passes:
-            for site in record.applied:
-                key = (record.name, site.file, site.line, general(site.module), site.before, site.after, site.reason)
-                rows.setdefault(key, []).append(site)
-    return [
-        AppliedRow(str(key[0]), same[0], _common_path([site.module for site in same]), len(same))
-        for key, same in rows.items()
-    ]
 
 
 def rank_groups(groups: Sequence[Group]) -> list[GroupRow]:

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from optpass.reporting import layout, summary, text
 from optpass.reporting.model import Analysis, GraphRecord, Op, Report
+from optpass.reporting.terminal_sites import render_sites
 from optpass.reporting.training import training_facts
 from optpass.units import format_bytes, format_flops, format_seconds
 
@@ -45,8 +46,7 @@ def render_report(report: Report, console: Console, *, top: int = 10) -> None:
         layout.pairs(console, facts)
     _graphs(console, report.graphs, top)
     _passes(console, report)
-    _applied(console, report, top)
-    _declined(console, report, top)
+    render_sites(report, console, top=top)
     if report.ops or report.groups:
         _roofline(console, report, top)
     _unknown(console, report)
@@ -213,28 +213,3 @@ def _passes(console: Console, report: Report) -> None:
     for row in rows:
         for error in row.errors:
             layout.say(console, f"{row.name} failed and was undone: {error}", "red")
-
-
-def _applied(console: Console, report: Report, top: int) -> None:
-    rows = summary.applied_rows(report)
-    if not rows:
-        return
-    layout.heading(console, f"Applied: {sum(row.count for row in rows)} sites")
-    for row in rows[:top]:
-        site = row.site
-        count = f" ({row.count} sites)" if row.count > 1 else ""
-        layout.say(console, f"{row.name}: {text.change(site.before, site.after)}{count}")
-        if where := text.where(row.module, summary.place(site.file, site.line)):
-            layout.say(console, f"    {where}", "dim")
-        layout.say(console, f"    {site.reason}", "dim")
-    layout.more(console, top, len(rows), "kinds of change")
-
-
-def _declined(console: Console, report: Report, top: int) -> None:
-    rows = summary.declined_rows(report)
-    if not rows:
-        return
-    layout.heading(console, f"Declined: {sum(len(row.sites) for row in rows)} sites", "by reason")
-    cells = ([row.name, str(len(row.sites)), row.reason, summary.some_places(row.sites)] for row in rows[:top])
-    layout.table(console, ("pass", ">sites", "reason", "where"), cells)
-    layout.more(console, top, len(rows), "reasons")

@@ -139,6 +139,32 @@ def site(reason: str, line: int, module: str, **fields: Any) -> Site:
     )  # fmt: skip
 
 
+def attention_sites(layers: int) -> tuple[list[Site], list[Site]]:
+    """Sites applied and declined in the words of an attention pass: one kind of change, two reasons."""
+
+    def of_layer(layer: int, node: str, reason: str, **fields: Any) -> Site:
+        return Site(
+            kind="attention", file="/srv/project/models/gpt.py", line=44, module=f"blocks.{layer}.attn",
+            node=f"{node}_{2 * layer + 1}", reason=reason, **fields,
+        )  # fmt: skip
+
+    times = {"unfused_us": 1500.0, "fused_us": 500.0, "gain": 3.0}
+    applied = [
+        of_layer(
+            i, "matmul", "the fastest that takes this mask", before="softmax(q·kᵀ·0.125 + causal) v",
+            after="SDPA flash, is_causal", cost={"bytes_not_saved": 128.0 * 2**20} | times,
+        )
+        for i in range(layers)
+    ]  # fmt: skip
+    declined = [
+        of_layer(i, "softmax", "the probabilities are returned", before="softmax(q·kᵀ·0.125) v") for i in range(layers)
+    ]
+    cost = {"unfused_us": 80.0, "fused_us": 120.0}
+    place = {"file": "/srv/project/models/encoder.py", "line": 9, "module": "encoder.attn", "node": "bmm_1"}
+    declined.append(Site(kind="attention", reason="does not pay", before="softmax(q·kᵀ) v", cost=cost, **place))
+    return applied, declined
+
+
 def make_report(run_id: str = "run-1", pid: int = 100, rank: int = 0, layers: int = 2, graphs: int = 2) -> Report:
     report = Report(
         run_id=run_id,
@@ -185,6 +211,16 @@ def analysis() -> Analysis:
 @pytest.fixture
 def report() -> Report:
     return make_report()
+
+
+@pytest.fixture
+def attention_report() -> Report:
+    """A report with twelve layers of attention in each of two graphs, as one pass left them."""
+    made = make_report()
+    for graph in made.graphs:
+        applied, declined = attention_sites(12)
+        graph.passes.append(PassRecord(name="attention", stage="dynamo", applied=applied, declined=declined))
+    return made
 
 
 @pytest.fixture

@@ -81,6 +81,41 @@ def test_pages_are_offline_well_formed_and_complete(report: Report, analysis: An
         assert words in page
 
 
+def test_sites_are_told_by_kind_with_what_they_save(attention_report: Report) -> None:
+    page = render_html(attention_report)
+    check(page)
+    section = page[page.index("<h2>attention: 24 sites applied, 26 declined</h2>") :]
+    section = section[: section.index("</section>")]
+    for words in (
+        "softmax(q·kᵀ·0.125 + causal) v -&gt; SDPA flash, is_causal",
+        "blocks.0.attn ... blocks.11.attn /srv/project/models/gpt.py:44",
+        "together 3 GiB no longer saved for the backward, 36 ms -&gt; 12 ms predicted (3 times as fast)",
+        "the fastest that takes this mask",
+        "the probabilities are returned",
+        "softmax_1 ... softmax_23",
+        "encoder.attn /srv/project/models/encoder.py:9",
+        "together 160 us -&gt; 240 us predicted (0.667 times as fast)",
+    ):
+        assert words in section, words
+    assert section.count("<details>") == 2 and "Together" not in section  # one row already says it
+    assert page.index("<h2>redundant: 4 sites") < page.index("<h2>attention: 24 sites")
+    assert "No pass changed a graph" in render_html(Report()) and "No pass changed a graph" not in page
+
+
+def test_many_sites_fit_and_what_is_left_out_is_said(attention_report: Report) -> None:
+    record = attention_report.graphs[0].passes[-1]
+    first = record.applied[0]
+    record.applied = [first.model_copy(update={"line": i, "reason": "because " * 90}) for i in range(4000)]
+    record.declined = [
+        record.declined[0].model_copy(update={"kind": f"kind {i % 300}", "reason": f"{i} {'since ' * 90}"})
+        for i in range(4000)
+    ]
+    page = render_html(attention_report)
+    check(page)
+    assert re.search(r"3,\d{3} more kinds of change not shown", page) and "more reasons not shown" in page
+    assert "more kinds of site not shown" in page
+
+
 def test_empty_and_partial_objects_render(analysis: Analysis) -> None:
     check(render_html(Report()))
     analysis.device.attainable_flops = {}

@@ -72,16 +72,46 @@ def test_a_report_says_what_matters(report: Report) -> None:
         "first calls   18.2 s",
         "steady calls  24.6 ms",
         "models/gpt.py:62 forward",
-        "redundant: contiguous(x) -> x (4 sites)",
+        "redundant: 4 sites applied, 2 declined",
+        "contiguous(x) -> x (4 sites)",
         "the tensor is contiguous already",
-        "Declined: 2 sites",
-        "the cast changes the values",
+        "declined: the cast changes the values: float32 -> bfloat16 -> float32 (2 sites)",
         "roofline failed and was undone: graph 0: ValueError: no",
         "4.0000 at step 0 -> 3.5000 at step 1",
         "sum over graphs, each run once",
         "no C++ compiler: aot_eager serves instead",
     ):
         assert words in out
+
+
+def test_sites_are_told_by_kind(attention_report: Report) -> None:
+    lines = shown(attention_report).splitlines()
+    start = lines.index("attention: 24 sites applied, 26 declined")
+    assert lines[start + 1 : start + 12] == [
+        "softmax(q·kᵀ·0.125 + causal) v -> SDPA flash, is_causal (24 sites)",
+        "    blocks.0.attn ... blocks.11.attn /srv/project/models/gpt.py:44",
+        "    together 3 GiB no longer saved for the backward, 36 ms -> 12 ms predicted (3 times as fast)",
+        "    the fastest that takes this mask",
+        "declined: the probabilities are returned (24 sites)",
+        "    blocks.0.attn ... blocks.11.attn /srv/project/models/gpt.py:44 at node softmax_1 ... softmax_23",
+        "    softmax(q·kᵀ·0.125) v",
+        "declined: does not pay (2 sites)",
+        "    encoder.attn /srv/project/models/encoder.py:9 at node bmm_1",
+        "    softmax(q·kᵀ) v",
+        "    together 160 us -> 240 us predicted (0.667 times as fast)",
+    ]
+    narrow = re.sub(r"\x1b\[[\d;]*m", "", shown(attention_report, width=80)).splitlines()
+    assert max(map(len, narrow)) <= 80
+
+
+def test_sites_are_cut_and_it_is_said(attention_report: Report) -> None:
+    record = attention_report.graphs[0].passes[-1]
+    record.applied = [site.model_copy(update={"line": i}) for i, site in enumerate(record.applied)]
+    record.declined = [record.declined[0].model_copy(update={"line": i}) for i in range(5)]
+    out = shown(attention_report, top=3)
+    assert "... and 10 more kinds of change" in out  # twelve lines of one graph, and the other's all in one row
+    assert "... and 3 more places" in out
+    assert "attention: 24 sites applied, 18 declined  3 GiB no longer saved for the backward, 36 ms -> 12 ms" in out
 
 
 def test_top_cuts_and_says_so(new_analysis: Callable[..., Analysis]) -> None:

@@ -1,0 +1,148 @@
+"""Inductor and the partitioners: compiling with it, its configuration, modes, compilers, passes and caches."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+
+from optpass.backend.compat.attention_matcher import shielded
+
+try:
+    from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
+
+    HAS_PASS_HOOKS = True
+except ImportError:  # the joint stage then does not run under Inductor; `self_test` says so
+    CustomGraphPass = CustomPartitionerFn = object  # type: ignore[misc, assignment]
+    HAS_PASS_HOOKS = False
+
+Compiled = Callable[..., Any]
+
+
+def compile_fx(
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    config_patches: dict[str, Any],
+    on_compiled: Callable[[bool, float], None],
+) -> Compiled:
+    """TorchInductor, without its attention matcher. Takes ownership of `gm`.
+
+    `on_compiled(is_backward, seconds)` is called after each graph is lowered; the backward's is at the first backward.
+    """
+    from torch._inductor.async_compile import maybe_warm_pool
+    from torch._inductor.compile_fx import compile_fx as inductor
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    @functools.wraps(compile_fx_inner)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            with shielded():  # the backward is lowered later, and elsewhere
+                return compile_fx_inner(*args, **kwargs)
+        finally:
+            on_compiled(bool(kwargs.get("is_backward", False)), time.perf_counter() - start)
+
+    maybe_warm_pool()
+    with shielded():
+        return inductor(gm, inputs, inner_compile=timed, config_patches=config_patches)  # type: ignore[return-value, arg-type, unused-ignore]
+
+
+def inductor_config() -> Any:
+    """`torch._inductor.config`, a module."""
+    import torch._inductor.config as config
+
+    return config
+
+
+def inductor_config_keys() -> dict[str, Any]:
+    """Every setting of Inductor and its present value."""
+    return inductor_config().get_config_copy()  # type: ignore[no-any-return]
+
+
+def mode_patches(mode: str, dynamic: bool | None = None) -> dict[str, Any]:
+    """What `torch.compile(mode=...)` means to Inductor. `RuntimeError` for an unknown mode."""
+    from torch._inductor import list_mode_options
+
+    return dict(list_mode_options(mode, dynamic))
+
+
+def modes() -> list[str]:
+    """Names that `torch.compile(mode=...)` accepts."""
+    from torch._inductor import list_mode_options
+
+    return list(list_mode_options())
+
+
+def min_cut_partition(gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """PyTorch's default partitioner of a joint graph into forward and backward."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    return min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+
+
+def default_partition(gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The partitioner that saves everything and recomputes nothing: linear in the graph."""
+    from torch._functorch.partitioners import default_partition as partition
+
+    return partition(gm, joint_inputs, **kwargs)
+
+
+def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
+    """The decomposition table that Inductor traces with."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    return select_decomp_table()
+
+
+def joint_graph_passes() -> Callable[[fx.GraphModule], Any] | None:
+    """Inductor's own joint-graph passes, as `compile_fx` here has them, for tracing without compiling."""
+    try:
+        from torch._inductor.fx_passes.joint_graph import joint_graph_passes as passes
+    except ImportError:
+        return None
+    return shielded()(passes)
+
+
+def cpp_compiler_problem(cxx: Any = None) -> str | None:
+    """Why Inductor cannot build C++ kernels here, or None if it can. `cxx`: its `cpp.cxx`, default the one in force.
+
+    Asked once for each compiler: the answer costs a process, and the setting can change between two compiles.
+    """
+    wanted = inductor_config().cpp.cxx if cxx is None else cxx
+    return _cpp_compiler_problem(tuple(wanted) if isinstance(wanted, (list, tuple)) else (wanted,))
+
+
+@functools.cache
+def _cpp_compiler_problem(cxx: tuple[str | None, ...]) -> str | None:
+    from torch._inductor import cpp_builder
+
+    try:
+        with inductor_config().patch({"cpp.cxx": cxx}):
+            compiler = cpp_builder.get_cpp_compiler()
+    except Exception as error:  # noqa: BLE001  # torch raises several kinds here; each means the same to us
+        lines = str(error).strip().splitlines()
+        return f"no working C++ compiler ({lines[0] if lines else type(error).__name__})"
+    return None if shutil.which(compiler) else f"C++ compiler {compiler!r} is not on PATH"
+
+
+@functools.cache
+def triton_problem() -> str | None:
+    """Why Inductor cannot build GPU kernels here, or None if it can."""
+    from torch.utils._triton import has_triton
+
+    return None if has_triton() else "Triton is not installed, or does not support this GPU"
+
+
+def cache_counters() -> dict[str, int]:
+    """Hits, misses and bypasses so far of AOTAutogradCache and FxGraphCache in this process."""
+    from torch._dynamo.utils import counters
+
+    names = ("autograd_cache_hit", "autograd_cache_miss", "autograd_cache_bypass")
+    found = {name: counters["aot_autograd"][name] for name in names}
+    fx_names = ("fxgraph_cache_hit", "fxgraph_cache_miss", "fxgraph_cache_bypass")
+    return found | {name: counters["inductor"][name] for name in fx_names}

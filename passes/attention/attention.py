@@ -1,0 +1,70 @@
+"""The attention pass: find, plan, choose, gate, write. Each step is a module of its own; this one connects them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+from torch import fx
+
+from optpass.options import Options
+from optpass.passes.attention import gate
+from optpass.passes.attention.settings import AttentionConfig
+from optpass.passes.attention.work import GraphWork
+from optpass.passes.contract import Pass, PassContext, PassResult, Stage
+
+#: A graph without any of these has no softmax, and is not looked into.
+_SIGNS = ("softmax", "exp", "logsumexp", "multi_head_attention_forward")
+
+
+class Attention(Pass):
+    """Hand-written attention becomes one call of a fused kernel; see the package's docstring."""
+
+    name = "attention"
+    summary = "Computes hand-written attention by fused kernels."
+    stage = Stage.DYNAMO
+    runs_after = ("redundant",)
+
+    def __init__(self, config: AttentionConfig | None = None) -> None:
+        self._config = config or AttentionConfig()
+
+    @classmethod
+    def from_options(cls, options: Options) -> Attention | None:
+        chosen = options.attention
+        if chosen.mode == "off":
+            return None
+        tables = gate.fingerprint() if chosen.mode == "auto" else ""
+        return cls(AttentionConfig(chosen.mode, chosen.dropout, chosen.masked_rows, tables))
+
+    @property
+    def config(self) -> AttentionConfig:
+        return self._config
+
+    def run(self, gm: fx.GraphModule, ctx: PassContext) -> PassResult:
+        result = PassResult()
+        self._graph(gm, ctx, result)
+        return result
+
+    def _graph(self, gm: fx.GraphModule, ctx: PassContext, result: PassResult) -> None:
+        """`gm`, and the graphs inside it (an activation checkpoint's, a branch's), each on its own."""
+        for node in list(gm.graph.nodes):
+            inner = getattr(gm, str(node.target), None) if node.op == "get_attr" else None
+            if isinstance(inner, fx.GraphModule):
+                self._inner(gm, node, inner, ctx, result)
+        if any(sign in str(n.target) for n in gm.graph.nodes for sign in _SIGNS):
+            GraphWork(gm, ctx, self._config, result).run()
+
+    def _inner(
+        self, gm: fx.GraphModule, node: fx.Node, inner: fx.GraphModule, ctx: PassContext, result: PassResult
+    ) -> None:
+        """A copy of the inner graph is worked on, so that undoing the pass means putting the old one back."""
+        if any(str(user.target) == "flex_attention" for user in node.users):
+            return  # what it does to one score is not a graph with attention in it
+        worked, found = copy.deepcopy(inner), PassResult()
+        self._graph(worked, dataclasses.replace(ctx, contents=lambda _node: None), found)
+        result.applied += found.applied
+        result.declined += found.declined
+        if found.changed:
+            worked.recompile()
+            setattr(gm, str(node.target), worked)
+            result.changed = True

@@ -1,0 +1,227 @@
+"""Axes: which index of the attention each dim of a tensor runs over, followed backwards through layout operations.
+
+A tensor's dims are lists of axes, outermost first; a dim of size 1 has none. Reshapes split axes and never guess: two
+axes of the same size stay two axes, and a reshape that cuts across one is not followed. Sizes may be symbolic; they
+are compared as expressions and never add a guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from optpass.passes.attention.ir import Value
+
+Size = Any  #: int, SymInt or sympy expression
+
+
+class Axis:
+    """One index. Splitting it (by a reshape) gives it parts, and every tensor that has it then has the parts."""
+
+    __slots__ = ("parts", "size")
+
+    def __init__(self, size: Size) -> None:
+        self.size = expression(size)
+        self.parts: tuple[Axis, ...] = ()
+
+    def split(self, outer: Size) -> tuple[Axis, ...]:
+        """Into an axis of size `outer` and the rest. The caller has checked that it divides."""
+        self.parts = (Axis(outer), Axis(quotient(self.size, outer)))
+        return self.parts
+
+    def __repr__(self) -> str:
+        return f"{self.size}" if not self.parts else f"({'*'.join(map(repr, self.parts))})"
+
+
+Dims = tuple[tuple[Axis, ...], ...]
+
+
+def atoms(axes: Iterable[Axis]) -> tuple[Axis, ...]:
+    """`axes` with every split axis replaced by its parts."""
+    found: list[Axis] = []
+    for axis in axes:
+        found.extend(atoms(axis.parts) if axis.parts else (axis,))
+    return tuple(found)
+
+
+def resolve(dims: Dims) -> Dims:
+    """`dims` in atoms."""
+    return tuple(atoms(d) for d in dims)
+
+
+def flat(dims: Dims) -> tuple[Axis, ...]:
+    """All atoms of `dims` in order."""
+    return atoms(a for d in dims for a in d)
+
+
+def fresh(shape: Sequence[Size]) -> Dims:
+    """New axes for a tensor of this shape."""
+    return tuple(() if is_one(s) else (Axis(s),) for s in shape)
+
+
+def expression(size: Size) -> Any:
+    """An int, or a sympy expression."""
+    if isinstance(size, torch.SymInt):
+        size = size.node.expr
+    if isinstance(size, sympy.Expr) and size.is_Integer:
+        return int(size)
+    return size
+
+
+def equal(a: Size, b: Size) -> bool:
+    """Whether two sizes are the same for every value of their symbols."""
+    a, b = expression(a), expression(b)
+    return bool(a == b) if isinstance(a, int) and isinstance(b, int) else bool(sympy.expand(a - b) == 0)
+
+
+def is_one(size: Size) -> bool:
+    """Whether a size is 1 for certain."""
+    return bool(expression(size) == 1)
+
+
+def quotient(a: Size, b: Size) -> Any:
+    """`a / b` if it is a whole number for every value of the symbols; None otherwise."""
+    a, b = expression(a), expression(b)
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b if b > 0 and a % b == 0 else None
+    result = sympy.cancel(sympy.sympify(a) / sympy.sympify(b))
+    top, bottom = sympy.fraction(result)
+    symbols = top.free_symbols
+    whole = bottom == 1 and (not symbols or all(c.is_Integer for c in sympy.Poly(top, *symbols).coeffs()))
+    return expression(result) if whole else None
+
+
+def regroup(dims: Dims, shape: Sequence[Size]) -> Dims | None:
+    """The axes of a tensor of `shape` that holds the same elements in the same order; None if it cuts across axes."""
+    queue = list(flat(dims))
+    result: list[tuple[Axis, ...]] = []
+    for size in shape:
+        group: list[Axis] = []
+        need = expression(size)
+        while not is_one(need):
+            if not queue:
+                return None
+            axis = queue.pop(0)
+            rest, inside = quotient(need, axis.size), quotient(axis.size, need)
+            if rest is not None:
+                group.append(axis)
+                need = rest
+            elif inside is not None:
+                queue[:0] = axis.split(need)
+            else:
+                return None
+        result.append(tuple(group))
+    return None if queue else tuple(result)
+
+
+def unexpand(dims: Dims, shape: Sequence[Size], source: Sequence[Size]) -> Dims:
+    """The axes of a tensor of shape `source` that was expanded to `shape`."""
+    extra = len(shape) - len(source)
+    return tuple(() if is_one(have) else d for d, have in zip(dims[extra:], source, strict=True))
+
+
+def broadcast(dims: Dims, shape: Sequence[Size]) -> Dims:
+    """The axes of an operand of `shape` that broadcasts against a tensor with `dims`."""
+    extra = len(dims) - len(shape)
+    return tuple(() if is_one(s) else d for d, s in zip(dims[extra:], shape, strict=True))
+
+
+def above(value: Value, dims: Dims) -> tuple[Value, Dims] | None:
+    """What a layout operation rearranges, with its axes; None if `value` is anything but that."""
+    rule = _LAYOUT.get(value.name)
+    if rule is None or not value.args:
+        return None
+    source = value.args[0]
+    if isinstance(source, (list, tuple)) and source and all(s is source[0] for s in source):
+        source = source[0]  # `stack([k, k])`: copies of one tensor
+    if not isinstance(source, Value):
+        return None
+    found = rule(value, source, dims)
+    return None if found is None else (source, found)
+
+
+def _same(value: Value, source: Value, dims: Dims) -> Dims | None:
+    return dims if source.dtype == value.dtype else None
+
+
+def _view(value: Value, source: Value, dims: Dims) -> Dims | None:
+    return regroup(dims, source.shape) if source.dtype == value.dtype else None
+
+
+def _expand(value: Value, source: Value, dims: Dims) -> Dims | None:
+    return unexpand(dims, value.shape, source.shape)
+
+
+def _permute(value: Value, source: Value, dims: Dims) -> Dims | None:
+    order = [d % source.dim for d in value.args[1]]
+    return tuple(dims[order.index(d)] for d in range(source.dim))
+
+
+def _transpose(value: Value, source: Value, dims: Dims) -> Dims | None:
+    found = list(dims)
+    if source.dim:
+        a, b = (0, 1) if value.name == "t" else (value.args[1] % source.dim, value.args[2] % source.dim)
+        if source.dim > 1:
+            found[a], found[b] = found[b], found[a]
+    return tuple(found)
+
+
+def _unsqueeze(value: Value, source: Value, dims: Dims) -> Dims | None:
+    at = value.args[1] % value.dim
+    return (*dims[:at], *dims[at + 1 :])
+
+
+def _squeeze(value: Value, source: Value, dims: Dims) -> Dims | None:
+    return regroup(dims, source.shape)
+
+
+def _slice(value: Value, source: Value, dims: Dims) -> Dims | None:
+    """A slice that takes everything."""
+    whole = all(equal(a, b) for a, b in zip(value.shape, source.shape, strict=True))
+    return dims if whole and value.args[4] == 1 else None
+
+
+def _repeat(value: Value, source: Value, dims: Dims) -> Dims | None:
+    """Tiling: each dim is (copy, element)."""
+    repeats, extra = value.args[1], value.dim - source.dim
+    found: list[tuple[Axis, ...]] = []
+    for axes, times, size in zip(dims[extra:], repeats[extra:], source.shape, strict=True):
+        if is_one(times):
+            found.append(axes)
+        elif is_one(size):
+            found.append(())
+        else:
+            halves = regroup((axes,), (times, size))
+            if halves is None:
+                return None
+            found.append(halves[1])
+    return tuple(found)
+
+
+def _stack(value: Value, source: Value, dims: Dims) -> Dims | None:
+    at = value.args[1] % value.dim
+    return (*dims[:at], *dims[at + 1 :])
+
+
+def _cat(value: Value, source: Value, dims: Dims) -> Dims | None:
+    """Copies one after the other: (copy, element)."""
+    at = value.args[1] % value.dim
+    halves = regroup((dims[at],), (len(value.args[0]), source.shape[at]))
+    return None if halves is None else (*dims[:at], halves[1], *dims[at + 1 :])
+
+
+_LAYOUT = {
+    "view": _view, "_unsafe_view": _view, "reshape": _view, "_reshape_alias": _view, "expand": _expand,
+    "permute": _permute, "transpose": _transpose, "t": _transpose, "unsqueeze": _unsqueeze, "squeeze": _squeeze,
+    "clone": _same, "contiguous": _same, "alias": _same, "lift_fresh": _same, "slice": _slice, "repeat": _repeat,
+    "stack": _stack, "cat": _cat,
+}  # fmt: skip
+
+
+def known(condition: Any) -> bool:
+    """A condition on sizes that holds whatever their symbols are, without a guard."""
+    return bool(statically_known_true(condition))

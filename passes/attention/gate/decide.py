@@ -1,0 +1,230 @@
+"""The gate: what a fused kernel takes at a site, what the inner compiler alone would take, and so whether it pays.
+
+Pure but for the tables that are installed: the same question on the same machine has the same answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from optpass.passes.attention.gate import published
+from optpass.passes.attention.gate.lookup import Found, find
+from optpass.passes.attention.gate.table import Figures, Table, factor, per_score
+from optpass.passes.attention.problem import Problem
+from optpass.passes.devices import DeviceSpec
+from optpass.units import format_seconds
+
+#: How a causal or bool mask reaches the inner compiler: read from memory, or computed from positions. A float mask is
+#: always read.
+MaskForm = Literal["loaded", "computed"]
+
+#: The name under which a table has the inner compiler's own way.
+UNFUSED = "unfused"
+#: The kernel that is no kernel: SDPA's composition of products and a softmax.
+MATH = "math"
+#: What a fused kernel must be faster by, where the figures are not from this kind of device.
+CAUTION: Mapping[str, float] = {"measured": 1.0, "published": 1.1, "extrapolated": 1.25}
+#: Queries that a CPU kernel takes at a time: with the heads, what its threads share.
+_CHUNK = 64
+#: What stands in for dtypes that were not measured, and how much longer their scores take.
+_STAND_IN: Mapping[str, tuple[str, float]] = {"float64": ("float32", 2.0), "float16": ("bfloat16", 1.0)}
+#: Targets in words.
+_NAMES: Mapping[str, str] = {"sdpa": "SDPA", "flex": "FlexAttention"}
+#: Score operations that a table has a figure for.
+_OPS: Mapping[str, str] = {"softcap": "softcap"}
+
+
+@dataclass(frozen=True)
+class Price:
+    """What one way to compute a site takes, and how that is known.
+
+    Attributes:
+        us: microseconds, forward, and with the backward where the problem trains.
+        fit: 'measured' on this kind of device, 'extrapolated' from another, or 'published' (never measured by us).
+        source: the same in words, with the machine or the document.
+    """
+
+    us: float
+    fit: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a fused kernel pays: both figures in microseconds, the reason as a sentence, and where they come from."""
+
+    pays: bool
+    fused_us: float
+    unfused_us: float
+    reason: str
+    source: str
+
+
+def decide(
+    problem: Problem,
+    target: str,
+    kernel: str,
+    spec: DeviceSpec,
+    *,
+    mask_form: MaskForm = "loaded",
+    regions: int = 1,
+) -> Verdict:
+    """Whether `kernel` is faster than what the inner compiler would make of the site as it is.
+
+    Args:
+        target: 'sdpa' or 'flex', for the words.
+        kernel: as in the tables of `targets`: 'cpu_flash', 'flash', 'cudnn', 'mem_efficient', 'flex', 'math'.
+        spec: the GPU; for a CPU problem the processor at hand is looked up instead.
+        mask_form: how the inner compiler alone would get a causal or bool mask.
+        regions: sites like this one in the graph, which can reuse each other's buffers.
+    """
+    words = f"{_NAMES.get(target, target)} {kernel}".strip()
+    alone = unfused(problem, spec, mask_form=mask_form, regions=regions)
+    if kernel == MATH:
+        reason = f"{words} computes the same products and softmax one after another, and saves nothing"
+        return Verdict(False, alone.us, alone.us, reason, alone.source)
+    fast = fused(problem, kernel, spec, regions=regions)
+    if fast is None:
+        reason = f"nothing is known of what {words} takes for {_dtype(problem)} on this device"
+        return Verdict(False, alone.us, alone.us, reason, alone.source)
+    doubt = max(CAUTION[alone.fit], CAUTION[fast.fit])
+    pays = fast.us * doubt <= alone.us
+    source = fast.source if fast.source == alone.source else f"{words}: {fast.source}; unfused: {alone.source}"
+    return Verdict(pays, fast.us, alone.us, _sentence(words, problem, fast.us, alone.us, pays, doubt), source)
+
+
+def fused(
+    problem: Problem, kernel: str, spec: DeviceSpec, *, regions: int = 1, table: Found | None = None
+) -> Price | None:
+    """What a fused kernel takes; None where nothing is known of it on this device.
+
+    Args:
+        regions: as in `decide`.
+        table: to read; None for the one of this device.
+    """
+    found = table or find(spec, problem.device)
+    measured = _measured(found, problem, kernel)
+    if found is not None and measured is not None:
+        figures, times = measured
+        window = problem.window is not None and "window" in published.skipped(kernel, problem)
+        extra = {} if window or problem.mask in ("none", "causal") else _operand(problem)
+        ns = _per_score(found.table, figures, problem, extra | _ops(problem), regions)
+        ns *= published.visited(problem, kernel) if window else _causal(problem, found.table, figures)
+        return Price(_total(problem, found.table, ns * times), found.fit, found.source)
+    estimated = None if problem.device == "cpu" else published.fused_seconds(problem, kernel, spec)
+    if estimated is None:
+        return None
+    seconds, source = estimated
+    return Price(seconds * 1e6, "published", f"published, not measured: {source}")
+
+
+def unfused(
+    problem: Problem,
+    spec: DeviceSpec,
+    *,
+    mask_form: MaskForm = "loaded",
+    regions: int = 1,
+    table: Found | None = None,
+) -> Price:
+    """What the inner compiler alone takes for the region; arguments as in `decide` and `fused`."""
+    found = table or find(spec, problem.device)
+    measured = _measured(found, problem, UNFUSED)
+    if found is not None and measured is not None:
+        figures, times = measured
+        ns = _per_score(found.table, figures, problem, _unfused_extra(problem, mask_form), regions)
+        us = _total(problem, found.table, ns * times) + _repeat_us(problem, found.table)
+        return Price(us, found.fit, found.source)
+    seconds = published.unfused_seconds(problem, spec)
+    return Price(seconds * 1e6, "published", f"the roofline of {spec.name}, not measured")
+
+
+def _measured(found: Found | None, problem: Problem, kernel: str) -> tuple[Figures, float] | None:
+    """A kernel's figures in the problem's dtype, or in the one that stands in for it, and how much longer it takes."""
+    if found is None:
+        return None
+    dtype = _dtype(problem)
+    for name, times in ((dtype, 1.0), _STAND_IN.get(dtype, (dtype, 1.0))):
+        figures = found.table.of(name, problem.training, kernel)
+        if figures is not None:
+            return figures, times
+    return None
+
+
+def _per_score(table: Table, figures: Figures, problem: Problem, extra: Mapping[str, float], regions: int) -> float:
+    return per_score(
+        table,
+        figures,
+        queries=problem.queries,
+        keys=problem.keys,
+        dim=(problem.head_dim + problem.value_dim) / 2,
+        extra=extra,
+        scores=_scores(problem),
+        regions=regions,
+    )
+
+
+def _unfused_extra(problem: Problem, form: MaskForm) -> dict[str, float]:
+    if problem.mask == "float":
+        return _operand(problem) | _ops(problem)
+    return ({} if problem.mask == "none" else {form: 1.0}) | _ops(problem)
+
+
+def _operand(problem: Problem) -> dict[str, float]:
+    """A mask operand shared by all heads, and as much of one stored for each as there is."""
+    shared = problem.queries * problem.keys
+    whole = max(1, _scores(problem) - shared)
+    part = min(1.0, max(0.0, (problem.mask_numel - shared) / whole))
+    return {"operand": 1.0 - part, "full": part}
+
+
+def _ops(problem: Problem) -> dict[str, float]:
+    return {_OPS[op]: 1.0 for op in sorted(problem.score_ops) if op in _OPS}
+
+
+def _causal(problem: Problem, table: Table, figures: Figures) -> float:
+    """What causality multiplies the time by: the measured factor of a square of as many keys."""
+    return factor(table, figures, "causal", problem.keys) if problem.mask == "causal" else 1.0
+
+
+def _total(problem: Problem, table: Table, ns: float) -> float:
+    """Microseconds of all scores. On a CPU the threads share the heads and chunks of queries that there are."""
+    us = ns * _scores(problem) * 1e-3
+    if table.kind != "cpu":
+        return us
+    tasks = max(1, problem.batch * problem.heads * math.ceil(problem.queries / _CHUNK))
+    return us * min(table.threads, tasks) / min(torch.get_num_threads(), tasks)
+
+
+def _repeat_us(problem: Problem, table: Table) -> float:
+    """Keys and values written out for every query head, and in training their gradients summed again."""
+    if problem.kv_heads == problem.heads:
+        return 0.0
+    wide = problem.keys * (problem.head_dim + problem.value_dim) * problem.dtype.itemsize
+    return problem.batch * problem.heads * wide * table.copy * 1e-3 * (2 if problem.training else 1)
+
+
+def _scores(problem: Problem) -> int:
+    return problem.batch * problem.heads * problem.queries * problem.keys
+
+
+def _dtype(problem: Problem) -> str:
+    return str(problem.dtype).removeprefix("torch.")
+
+
+def _sentence(words: str, problem: Problem, fused_us: float, unfused_us: float, pays: bool, doubt: float) -> str:
+    mode = "forward and backward" if problem.training else "forward"
+    text = (
+        f"{words} takes {format_seconds(fused_us * 1e-6)} {mode}, the inner compiler alone "
+        f"{format_seconds(unfused_us * 1e-6)} ({_dtype(problem)}, {problem.queries} queries, {problem.keys} keys, "
+        f"{problem.batch * problem.heads} heads in all, head dim {problem.head_dim})"
+    )
+    if pays:
+        return text
+    if fused_us > unfused_us:
+        return f"it does not pay: {text}"
+    return f"it may not pay: {text}; without figures from this kind of device it must be {doubt:g} times as fast"

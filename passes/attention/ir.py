@@ -1,0 +1,127 @@
+"""A Dynamo graph as a program of ATen operations in single-assignment form: what recognition and mask proofs read.
+
+Every spelling of attention becomes the same few operations here. Data and small queries only; `lower` builds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+
+@dataclass(eq=False)
+class Value:
+    """One tensor.
+
+    Attributes:
+        tensor: fake tensor; shape (ints or SymInts), dtype, strides, device.
+        op: the ATen operation that makes it; None for a leaf. In-place operations stand here as what they compute.
+        args: arguments in the order of the schema, defaults filled in; Values in place of tensors.
+        index: which output of `op`.
+        node: node of the Dynamo graph that it comes from.
+        leaf: for a leaf, what it is: 'input' (placeholder), 'constant' (its contents are `real`), 'opaque' (not looked
+            into, or an alias of memory that was written to).
+        grad: grad mode under which it was made.
+        autocast: autocast state under which it was made, as the lowering saw it; only compared.
+        storage: identity of its memory.
+        version: how many writes its memory had seen when it was made.
+        real: for a constant of the graph, the tensor itself.
+    """
+
+    tensor: torch.Tensor
+    op: Any = None
+    args: tuple[Any, ...] = ()
+    index: int = 0
+    node: fx.Node | None = None
+    leaf: str = ""
+    grad: bool = True
+    autocast: Any = None
+    storage: int = 0
+    version: int = 0
+    real: torch.Tensor | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        """Sizes: ints, or SymInts where dynamic."""
+        return self.tensor.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type."""
+        return self.tensor.dtype
+
+    @property
+    def dim(self) -> int:
+        """Number of dims."""
+        return self.tensor.dim()
+
+    @property
+    def name(self) -> str:
+        """Name of the operation without namespace and overload, 'bmm'; '' for a leaf."""
+        return "" if self.op is None else str(self.op._schema.name).rpartition("::")[2]
+
+    def inputs(self) -> Iterator[Value]:
+        """Values among the arguments, lists looked into."""
+        return _values(self.args)
+
+    def __repr__(self) -> str:
+        where = f" of {self.node.name}" if self.node is not None else ""
+        return f"<{self.name or self.leaf}{where} {tuple(self.shape)} {str(self.dtype).removeprefix('torch.')}>"
+
+
+@dataclass
+class Program:
+    """All values of one graph.
+
+    Attributes:
+        values: in the order they are made.
+        of_node: what a Dynamo node returns: a Value, a nested tuple or list of them, or something else (SymInt ...).
+        by_node: values made while a Dynamo node ran, in order.
+        writes: per storage, the Dynamo nodes that write to it, in order.
+        again: for an opaque value that a node's tensor became when its memory was written to, that node.
+        ran: nodes that were run on fake tensors, so that everything they do is among the values and writes.
+        touches: per storage, every Dynamo node that makes an alias of it or writes to it.
+    """
+
+    values: list[Value] = field(default_factory=list)
+    of_node: dict[fx.Node, Any] = field(default_factory=dict)
+    by_node: dict[fx.Node, list[Value]] = field(default_factory=dict)
+    writes: dict[int, list[fx.Node]] = field(default_factory=dict)
+    touches: dict[int, set[fx.Node]] = field(default_factory=dict)
+    again: dict[Value, fx.Node] = field(default_factory=dict)
+    ran: set[fx.Node] = field(default_factory=set)
+    _users: dict[Value, list[Value]] | None = None
+
+    def users(self, value: Value) -> list[Value]:
+        """Values computed from `value` directly."""
+        if self._users is None:
+            self._users = {}
+            for user in self.values:
+                for used in set(user.inputs()):
+                    self._users.setdefault(used, []).append(user)
+        return self._users.get(value, [])
+
+    def node_value(self, node: object) -> Value | None:
+        """The single tensor that a Dynamo node returns, if it returns one."""
+        found = self.of_node.get(node) if isinstance(node, fx.Node) else None
+        return found if isinstance(found, Value) else None
+
+
+def _values(item: Any) -> Iterator[Value]:
+    if isinstance(item, Value):
+        yield item
+    elif isinstance(item, (tuple, list)):
+        for inner in item:
+            yield from _values(inner)
+
+
+def arg(value: Value, name: str) -> Any:
+    """The argument called `name` in the schema of `value.op`; None where the schema has none of that name."""
+    for position, argument in enumerate(value.op._schema.arguments):
+        if argument.name == name:
+            return value.args[position]
+    return None

@@ -1,0 +1,193 @@
+"""How the mask of a site reaches the kernel, and what must be done about rows without a single key.
+
+Kernels differ from what people write there: a row of minus infinities is zeros instead of NaN; beside -3e38 the
+logarithm of a row's sum is lost, and with it the weights in the backward; a replaced score passes no gradient where an
+added number does. Each case is told apart here, and written in `rewrite`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+from optpass.passes.attention.axes import Axis, atoms, flat
+from optpass.passes.attention.frame import Frame, size_of
+from optpass.passes.attention.ir import Value
+from optpass.passes.attention.masks import MaskFacts, Prover
+from optpass.passes.attention.problem import MaskKind
+from optpass.passes.attention.scores import MINUS_INFINITY
+from optpass.passes.attention.site import Bias, Blocked, Fill, Operand, Site
+
+#: Below it a float32 number does not change when a score or a bias is added.
+_ABSORBS = -1e37
+#: The largest mask value of a row without a key: scores that are added to it, in the dtype of the sum, are lost.
+NO_KEY = {torch.float16: -3e4, torch.bfloat16: -4e3, torch.float32: -1e8, torch.float64: -1e17}
+#: What is added up to this changes the logarithm of a row's sum by less than it is rounded to.
+_SMALL = 1e4
+_ALLOWED = " (options={'attention': {'masked_rows': 'any'}} allows that)"
+
+
+@dataclass
+class MaskPlan:
+    """How the mask reaches the kernel.
+
+    Attributes:
+        kind: see `problem.MaskKind`.
+        fills, biases: what a mask operand is built from; empty for 'none' and 'causal'.
+        empty_rows: what rows without a single key come out as: 'never' (there are none, or it does not matter), 'added'
+            (large negative numbers are added: the weights that these leave, or NaN, and gradients flow on), 'uniform'
+            (scores are replaced: uniform weights, no gradient to the scores), 'nan' (replaced by minus infinity: NaN),
+            'zero' (weights are set to zero: what kernels do by themselves beside minus infinity).
+        finite: the mask operand has a finite number in every row.
+        facts: what was proved of the masks that are left, for the words.
+        proofs: all that was proved, for the guards.
+        row_free: operands that are proved to be the same for all queries: one row of them is enough.
+    """
+
+    kind: MaskKind
+    fills: list[Fill] = field(default_factory=list)
+    biases: list[Bias] = field(default_factory=list)
+    empty_rows: str = "never"
+    finite: bool = False
+    facts: list[MaskFacts] = field(default_factory=list)
+    proofs: list[MaskFacts] = field(default_factory=list)
+    row_free: frozenset[Operand] = frozenset()
+
+
+@dataclass(frozen=True)
+class _Term:
+    """A bias and what is proved of it."""
+
+    bias: Bias
+    facts: MaskFacts
+
+    @property
+    def hides(self) -> bool:
+        """Zero where a key is seen, as good as minus infinity elsewhere."""
+        fill = self.facts.fill
+        return fill is not None and fill * self.bias.coefficient <= MINUS_INFINITY and not self.bias.factors
+
+    @property
+    def extremes(self) -> tuple[float, ...]:
+        """All that it can add; () where that is not known."""
+        return () if self.bias.factors else tuple(v * self.bias.coefficient for v in self.facts.values)
+
+    def small(self, limit: float) -> bool:
+        """Proved to be of the size of a score."""
+        return bool(self.extremes) and max(map(abs, self.extremes)) < limit
+
+    def uneven(self, hidden: float) -> bool:
+        """Known to leave different weights in a row whose scores are lost: there are several such numbers."""
+        return sum(v <= hidden for v in self.extremes) > 1 or any(v >= -hidden for v in self.extremes)
+
+    @property
+    def huge(self) -> bool:
+        """Two such numbers may add up to minus infinity."""
+        return not self.extremes or min(self.extremes) < _ABSORBS
+
+
+def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, training: bool) -> MaskPlan:
+    """The plan; raises `Blocked` where rows without a key would come out otherwise than in the user's program."""
+    scores = site.scores
+    if site.sink is not None and not set(flat(site.sink.dims)) <= {*frame.batch, *frame.heads, *frame.rows}:
+        raise Blocked("the appended column depends on the keys", site.output)
+    fills = [(f, _prove(f.mask, frame, prover, keep_when=f.keep_when)) for f in scores.fills]
+    terms = [_Term(b, _prove(b.operand, frame, prover, keep_when=True)) for b in scores.biases]
+    proofs = [p for _, p in fills] + [t.facts for t in terms]
+    fills = [(f, p) for f, p in fills if p.kind != "all"]
+    terms = [t for t in terms if t.facts.kind != "all"]
+    facts = [p for _, p in fills] + [t.facts for t in terms]
+    if not facts and not site.zeroed:
+        return MaskPlan("none", proofs=proofs)
+    for mask, hides in site.zeroed:
+        if not any(f.mask.value is mask and f.keep_when is not hides for f in scores.fills):
+            raise Blocked("weights are set to zero where their scores were not masked", site.output)
+    hiding = [t for t in terms if t.hides]
+    together = _together(site, frame, prover, [f for f, _ in fills], hiding)
+    if len(hiding) == len(terms) and together.kind == "causal" and not site.zeroed:
+        return MaskPlan("causal", facts=facts, proofs=proofs)
+    proved = [*((f.mask, p) for f, p in fills), *((t.bias.operand, t.facts) for t in terms)]
+    row_free = frozenset(o for o, p in proved if p.kind == "padding" and "q" in _asked(o, frame, True)[1])
+    limit = min(_SMALL, -no_key(site))
+    settled = together.row_never_empty and all(t.hides or t.small(limit) for t in terms)
+    empty = "never"
+    if site.zeroed:
+        empty = _zeroed(site, fills, terms, limit)
+    elif exact_rows and not settled and site.sink is None:  # a sink is a key of every row
+        empty = _empty_rows(site, fills, terms, training, limit)
+    finite = all(t.facts.finite and abs(t.bias.coefficient) <= 1 and not t.bias.factors for t in terms)
+    several = sum(t.huge for t in terms) + any(math.isfinite(f.fill) for f, _ in fills) > 1
+    kind: MaskKind = "bool" if empty in ("never", "zero") and not terms else "float"
+    return MaskPlan(
+        kind, [f for f, _ in fills], [t.bias for t in terms], empty, finite and not several, facts, proofs, row_free
+    )
+
+
+def _together(site: Site, frame: Frame, prover: Prover, fills: list[Fill], hiding: list[_Term]) -> MaskFacts:
+    """What all that hides keys leaves to be seen."""
+    asked = [_asked(f.mask, frame, f.keep_when) for f in fills]
+    asked += [_asked(t.bias.operand, frame, True) for t in hiding]
+    if not asked:
+        return MaskFacts("all", "", row_never_empty=True)
+    return prover.prove_all(asked, _length(frame.rows, site.output), _length(frame.keys, site.output))
+
+
+def _zeroed(site: Site, fills: list[tuple[Fill, MaskFacts]], terms: list[_Term], limit: float) -> str:
+    """Rows without a key are zeros in the user's program too, if one mask alone says which they are."""
+    if len(fills) != 1 or not all(t.small(limit) for t in terms) or site.sink is not None:
+        raise Blocked("weights are set to zero after the softmax, and more than one mask is at work", site.output)
+    return "zero"
+
+
+def no_key(site: Site) -> float:
+    """What counts as a row without a key at this site, in the narrowest dtype that its biases are added in."""
+    return max(NO_KEY.get(dtype, NO_KEY[torch.float32]) for dtype in site.scores.added_in or [torch.float32])
+
+
+def _empty_rows(
+    site: Site, fills: list[tuple[Fill, MaskFacts]], terms: list[_Term], training: bool, limit: float
+) -> str:
+    """See `MaskPlan.empty_rows`."""
+    if training and any(t.uneven(no_key(site)) for t in terms):
+        raise Blocked(f"rows without a single key would pass other gradients{_ALLOWED}", site.output)
+    if not fills:
+        return "added"
+    numbers = {f.fill for f, _ in fills}
+    # The lowest finite number absorbs what is added to it; -1e9 does not, and a row of it alone shows what was added.
+    shows = any(f.late and math.isfinite(f.fill) and f.fill > _ABSORBS for f, _ in fills)
+    if len(numbers) > 1 or shows:
+        raise Blocked(f"rows without a single key would come out differently{_ALLOWED}", site.output)
+    if terms and training and not all(t.small(limit) for t in terms):
+        raise Blocked(f"rows without a single key would pass other gradients{_ALLOWED}", site.output)
+    if terms and not training:
+        return "added"
+    return "uniform" if math.isfinite(min(numbers)) else "nan"
+
+
+# ---- proofs -------------------------------------------------------------------------------------------------------
+
+
+def _prove(operand: Operand, frame: Frame, prover: Prover, *, keep_when: bool) -> MaskFacts:
+    value, names, keep = _asked(operand, frame, keep_when)
+    return prover.prove(value, names, _length(frame.rows, value), _length(frame.keys, value), keep)
+
+
+def _length(axes: tuple[Axis, ...], like: Value) -> int | torch.SymInt:
+    """The size of some axes as the prover takes it; a SymInt of the graph that `like` belongs to."""
+    size = size_of(axes)
+    if isinstance(size, int):
+        return size
+    made: torch.SymInt = like.tensor.fake_mode.shape_env.create_symintnode(size, hint=None)  # type: ignore[attr-defined]
+    return made
+
+
+def _asked(operand: Operand, frame: Frame, keep_when: bool) -> tuple[Value, list[str], bool]:
+    """A mask, and along which axis of the scores each of its dims stands; a part of an axis is an axis of its own."""
+    names = []
+    for group in operand.dims:
+        axes = atoms(group)
+        whole = "q" if axes == frame.rows else "k" if axes == frame.keys else None
+        names.append(whole if whole and axes else f"axis {id(axes[0]) if axes else 0}")
+    return operand.value, names, keep_when

@@ -1,0 +1,253 @@
+"""The call that computes a planned site: q, k and v in the kernel's layout, the mask operand, the rows without a key.
+
+Only builds nodes through `emit.Writer`; putting them in the place of the user's is `swap`'s.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from optpass.passes.attention import flex
+from optpass.passes.attention.axes import Axis, Dims, above, resolve
+from optpass.passes.attention.emit import Writer, tensor_of
+from optpass.passes.attention.plan import Plan
+from optpass.passes.attention.preference import preferring
+from optpass.passes.attention.rows import EmptyRows
+from optpass.passes.attention.site import Bias, Factor, Fill, Operand
+
+Layout = tuple[tuple[Axis, ...], ...]
+
+
+class Rewrite:
+    """One site being written."""
+
+    def __init__(self, writer: Writer, plan: Plan) -> None:
+        self.writer, self.plan = writer, plan
+        frame = plan.frame
+        self.query_dims: Layout = (frame.batch, frame.heads, frame.rows, frame.depth)
+        self.key_dims: Layout = (frame.batch, frame.kv_heads, frame.keys, frame.depth)
+        self.value_dims: Layout = (frame.batch, frame.kv_heads, frame.keys, frame.width)
+        self.score_dims: Layout = (frame.batch, frame.heads, frame.rows, frame.keys)
+        self.out_dims: Layout = (frame.batch, frame.heads, frame.rows, frame.width)
+
+    def sdpa(self, prefer: str | None = None) -> fx.Node:
+        """`F.scaled_dot_product_attention`, whose dims run over `out_dims`, in the dtype of the user's result.
+
+        `prefer` names the kernel that SDPA is to take, where it would not take it by itself.
+        """
+        plan = self.plan
+        query, key, value, mask, after = self._prepared()
+        arguments: dict[str, Any] = {"scale": self.writer.number(plan.scale)}
+        if plan.mask.kind == "causal":
+            arguments["is_causal"] = True
+        elif mask is not None:
+            arguments["attn_mask"] = mask
+        if plan.site.dropout:
+            arguments["dropout_p"] = plan.site.dropout
+        if plan.frame.groups:
+            arguments["enable_gqa"] = True
+
+        def sdpa() -> fx.Node:
+            return self.writer.call(F.scaled_dot_product_attention, query, key, value, **arguments)
+
+        if prefer is not None:
+            return self._finish(preferring(self.writer, plan.problem.device, prefer, sdpa), after)
+        return self._finish(sdpa(), after)
+
+    def flex(self, attach: Callable[[str, fx.GraphModule], fx.Node]) -> fx.Node:
+        """FlexAttention, as `sdpa`; `attach` puts a graph on the owning module."""
+        plan = self.plan
+        query, key, value, mask, after = self._prepared()
+        scale, outer = flex.softcap(plan.scale, plan.site.scores.softcaps)
+        kind = None if mask is None else "bool" if tensor_of(mask).dtype == torch.bool else "float"
+        broadcast: tuple[bool, ...] = ()
+        if mask is not None:
+            broadcast = tuple(str(size) == "1" for size in tensor_of(mask).shape)
+        mod = flex.ScoreMod(outer, kind, broadcast, plan.mask.kind == "causal")
+        result = flex.call(self.writer, (query, key, value), self.writer.number(scale), mod, mask, attach)
+        return self._finish(result, after)
+
+    def _prepared(self) -> tuple[fx.Node, fx.Node, fx.Node, fx.Node | None, fx.Node | None]:
+        """q, k, v, the mask operand, and what is added to the result."""
+        plan, scores = self.plan, self.plan.site.scores
+        query = self._operand(scores.query, self.query_dims, plan.query_factors)
+        key = self._operand(scores.key, self.key_dims, plan.key_factors)
+        value = self._operand(plan.site.value, self.value_dims, [])
+        keep = functools.partial(self._keep, plan.mask.fills)
+        rows = EmptyRows(self.writer, plan, keep).write(query, key, value, self._mask())
+        query, value, mask = rows.query, rows.value, rows.mask
+        sink = plan.site.sink
+        if sink is not None:
+            query, key = self._sink_columns(query, key, sink)
+        query, key, value = self._same_width(query, key, value)
+        if sink is not None:
+            query, key, value, mask = self._sink_key(query, key, value, mask)
+        return query, key, value, mask, rows.after
+
+    # ---- operands ---------------------------------------------------------------------------------------------
+
+    def _operand(self, operand: Operand, dims: Layout, factors: Sequence[Factor]) -> fx.Node:
+        writer = self.writer
+        node = writer.arrange(writer.value(operand.value), operand.dims, dims)
+        node = self._times(node, factors, dims)
+        return self.writer.to(node, self.plan.dtype)
+
+    def _times(self, node: fx.Node, factors: Sequence[Factor], dims: Sequence[Sequence[Axis]]) -> fx.Node:
+        for factor in factors:
+            other = self.writer.arrange(self.writer.value(factor.operand.value), factor.operand.dims, dims, fill=False)
+            node = self.writer.call(torch.div if factor.inverse else torch.mul, node, other)
+        return node
+
+    def _same_width(self, query: fx.Node, key: fx.Node, value: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node]:
+        """Kernels want one head dim: zeros on the narrower side add nothing to scores, and are cut off again."""
+        scores, values = self.plan.padding
+        if scores:
+            query, key = (self.writer.call(F.pad, t, (0, scores)) for t in (query, key))
+        return query, key, self.writer.call(F.pad, value, (0, values)) if values else value
+
+    def _finish(self, result: fx.Node, after: fx.Node | None) -> fx.Node:
+        """What comes after the product: the columns asked for, factors of the weights, NaN rows, the dtype."""
+        plan, call = self.plan, self.writer.call
+        site = plan.site
+        if site.sink is not None and plan.mask.kind == "causal":
+            result = call(operator.getitem, result, (slice(None), slice(None), slice(1, None)))
+        if plan.padding[1]:
+            result = call(torch.narrow, result, 3, 0, plan.problem.value_dim - plan.padding[1])
+        if after is not None:
+            result = call(torch.add, result, after)
+        if isinstance(site.weight, torch.SymFloat) or site.weight != 1.0:
+            result = call(torch.mul, result, self.writer.number(site.weight))
+        result = self._times(result, site.weights, self.out_dims)
+        return self.writer.to(result, site.output.dtype)
+
+    # ---- a sink -----------------------------------------------------------------------------------------------
+
+    def _sink_columns(self, query: fx.Node, key: fx.Node, sink: Operand) -> tuple[fx.Node, fx.Node]:
+        """One more column: q's holds the sink's logit (before the scale), k's is 0 but for the key of `_sink_key`."""
+        call, frame = self.writer.call, self.plan.frame
+        node = self.writer.arrange(self.writer.value(sink.value), sink.dims, (frame.batch, frame.heads, frame.rows, ()))
+        logit = self.writer.to(call(torch.div, node, self.writer.number(self.plan.scale)), self.plan.dtype)
+        return call(torch.cat, (query, logit), 3), call(F.pad, key, (0, 1))
+
+    def _sink_key(
+        self, query: fx.Node, key: fx.Node, value: fx.Node, mask: fx.Node | None
+    ) -> tuple[fx.Node, fx.Node, fx.Node, fx.Node | None]:
+        """A key that answers to the sink's column alone, with a value of zeros.
+
+        It comes last, and every row sees it. Where the mask is causal it comes first, with a query that nobody asked
+        for before the others, so that what is causal stays so.
+        """
+        call, causal = self.writer.call, self.plan.mask.kind == "causal"
+        where = (0, 0, 1, 0) if causal else (0, 0, 0, 1)
+        column = self.plan.depth
+        wide = tensor_of(key).shape[3]
+        unit = call(torch.nn.functional.one_hot, self.writer.scalar(column, torch.int64), wide)
+        row = call(torch.Tensor.expand_as, self.writer.to(unit, self.plan.dtype), call(torch.narrow, key, 2, 0, 1))
+        key = call(torch.cat, (row, key) if causal else (key, row), 2)
+        value = call(F.pad, value, where)
+        query = call(F.pad, query, where) if causal else query
+        if mask is not None:
+            seen = tensor_of(mask).dtype == torch.bool
+            mask = self._full_keys(mask)
+            mask = call(F.pad, mask, (0, 1), "constant", True if seen else 0.0)
+        return query, key, value, mask
+
+    def _full_keys(self, mask: fx.Node) -> fx.Node:
+        """A mask that is the same for all keys has one column for them all; a sink's own makes it two of them."""
+        have = tensor_of(mask).shape
+        if str(have[3]) != "1" or not self.plan.frame.keys:
+            return mask
+        keys = self.writer.product([a.size for a in self.plan.frame.keys])
+        return self.writer.call(torch.Tensor.expand, mask, -1, -1, -1, keys)
+
+    # ---- masks ------------------------------------------------------------------------------------------------
+
+    def _mask_dtype(self) -> torch.dtype:
+        """Kernels on CPU take a float32 mask beside half-precision operands; elsewhere it must be of their dtype."""
+        half = self.plan.dtype in (torch.float16, torch.bfloat16)
+        return torch.float32 if half and self.plan.problem.device == "cpu" else self.plan.dtype
+
+    def _mask(self) -> fx.Node | None:
+        kind = self.plan.mask.kind
+        if kind == "bool":
+            return self._keep(self.plan.mask.fills)
+        return self._float_mask() if kind == "float" else None
+
+    def _keep(self, fills: Sequence[Fill]) -> fx.Node:
+        """Boolean operand: True where a key is seen."""
+        total: fx.Node | None = None
+        for fill in fills:
+            node = self._keeps(fill)
+            total = node if total is None else self.writer.call(torch.logical_and, total, node)
+        assert total is not None
+        return total
+
+    def _keeps(self, fill: Fill) -> fx.Node:
+        node = self._placed(fill.mask)
+        return node if fill.keep_when else self.writer.call(torch.logical_not, node)
+
+    def _placed(self, operand: Operand) -> fx.Node:
+        """In the dims of the scores, and no larger than it need be: expansions are taken back."""
+        value, dims = operand.value, operand.dims
+        step = above(value, dims)
+        while step is not None:
+            value, dims = step
+            step = above(value, dims)
+        node = self.writer.arrange(self.writer.value(value), dims, self.score_dims, fill=False)
+        if operand in self.plan.mask.row_free and str(tensor_of(node).shape[2]) != "1":
+            node = self.writer.call(torch.narrow, node, 2, 0, 1)
+        return node
+
+    def _float_mask(self) -> fx.Node:
+        """Additive operand: biases and fills in the order in which the user's program applies them."""
+        call, mask, dtype = self.writer.call, self.plan.mask, self._mask_dtype()
+        total: fx.Node | None = None
+        events: list[tuple[int, int, Bias | Fill]] = [(i, 1, b) for i, b in enumerate(mask.biases)]
+        events += [(len(mask.biases) - f.late, 0, f) for f in mask.fills]
+        for _, _, event in sorted(events, key=lambda e: e[:2]):
+            if isinstance(event, Bias):
+                node = self._bias(event)
+                total = node if total is None else call(torch.add, total, node)
+            else:
+                keeps, base = self._keeps(event), 0.0 if total is None else self._narrowed(total, dtype)
+                total = call(
+                    torch.where, keeps, self.writer.scalar(base, dtype), self.writer.scalar(self._masked(event), dtype)
+                )
+        assert total is not None
+        return self._narrowed(total, dtype)
+
+    def _masked(self, fill: Fill) -> float:
+        """What a masked score becomes: the lowest finite number absorbs any score, so rows of it alone are uniform."""
+        how = self.plan.mask.empty_rows
+        finite = how != "zero" and (fill.fill != float("-inf") or how in ("nan", "uniform"))
+        return torch.finfo(self._mask_dtype()).min if finite else float("-inf")
+
+    def _bias(self, bias: Bias) -> fx.Node:
+        node = self._placed(bias.operand)
+        if not tensor_of(node).dtype.is_floating_point:
+            node = self.writer.to(node, self._mask_dtype())
+        node = self._times(node, bias.factors, self.score_dims)
+        return node if bias.coefficient == 1.0 else self.writer.call(torch.mul, node, bias.coefficient)
+
+    def _narrowed(self, mask: fx.Node, dtype: torch.dtype) -> fx.Node:
+        """To the kernel's dtype, without turning the lowest float32 into minus infinity."""
+        have = tensor_of(mask).dtype
+        if have == dtype:
+            return mask
+        if torch.finfo(have).max > torch.finfo(dtype).max:
+            low = torch.finfo(dtype).min
+            clamped = self.writer.call(torch.clamp, mask, min=low, max=-low)
+            mask = self.writer.call(torch.where, self.writer.call(torch.isinf, mask), mask, clamped)
+        return self.writer.to(mask, dtype)
+
+
+def place(writer: Writer, node: fx.Node, dims: Layout, target: Dims) -> fx.Node:
+    """`node` in the layout of the user's own result."""
+    return writer.arrange(node, tuple(tuple(d) for d in dims), resolve(target))

@@ -1,0 +1,133 @@
+"""Rows without a single key: made to come out of a kernel as they come out of the user's program.
+
+`masking.MaskPlan.empty_rows` says which way; here the nodes are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from optpass.passes.attention.emit import Writer, tensor_of
+from optpass.passes.attention.masking import NO_KEY, no_key
+from optpass.passes.attention.plan import Plan
+from optpass.passes.attention.site import Blocked
+
+#: Beside a larger number than this the logarithm of a row's sum is lost in float32.
+_LARGE = 1e5
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Operands with rows without a key taken care of, and what is added to the result."""
+
+    query: fx.Node
+    value: fx.Node
+    mask: fx.Node | None
+    after: fx.Node | None = None
+
+
+class EmptyRows:
+    """Writes what is needed for the rows without a key of one site.
+
+    Args:
+        writer: writes the nodes.
+        plan: of the site.
+        keep: writes the boolean operand of the plan's fills.
+    """
+
+    def __init__(self, writer: Writer, plan: Plan, keep: Callable[[], fx.Node]) -> None:
+        self.writer, self.plan, self.keep = writer, plan, keep
+        self.no_key = no_key(plan.site)
+
+    def write(self, query: fx.Node, key: fx.Node, value: fx.Node, mask: fx.Node | None) -> Rows:
+        """The operands as the kernel gets them."""
+        how, training = self.plan.mask.empty_rows, self.plan.problem.training
+        if how in ("never", "zero") or mask is None or (how == "uniform" and not training):
+            return Rows(query, value, mask)
+        if how == "added":
+            return self._added(query, key, value, mask) if training else self._result(query, value, mask)
+        call = self.writer.call
+        some = call(torch.any, self.keep(), -1, True)
+        after = self._nan_where(call(torch.logical_not, some), query) if how == "nan" else None
+        if training:  # the fill cuts the gradient of a masked score; with q = 0 nothing flows through this row
+            query = call(torch.where, some, query, self.writer.scalar(0.0, self.plan.dtype))
+            mask = self._shifted(mask)[0]
+            value = self._nan_gradient(value, some) if how == "nan" else value
+        return Rows(query, value, mask, after)
+
+    def _result(self, query: fx.Node, value: fx.Node, mask: fx.Node) -> Rows:
+        """Without gradients: a row of minus infinities is NaN, and kernels make it zeros."""
+        call, plan = self.writer.call, self.plan
+        if self.no_key > NO_KEY[torch.float32] and not self._lost_in_float32():
+            empty = call(torch.ge, call(torch.abs, call(torch.amax, mask, -1, True)), -self.no_key)
+            query = call(torch.where, empty, self.writer.scalar(0.0, plan.dtype), query)
+        if plan.mask.finite:
+            return Rows(query, value, mask)
+        lost = call(torch.all, call(torch.eq, mask, float("-inf")), -1, True)
+        return Rows(query, value, mask, self._nan_where(lost, query))
+
+    def _lost_in_float32(self) -> bool:
+        """All that hides a key is proved to be lower than what float32 itself loses scores beside."""
+        values = [v for facts in self.plan.mask.facts for v in facts.values]
+        known = all(facts.values for facts in self.plan.mask.facts)
+        return known and all(v == 0 or v <= NO_KEY[torch.float32] for v in values)
+
+    def _shifted(self, mask: fx.Node) -> tuple[fx.Node, fx.Node]:
+        """The mask with its maximum taken off rows where that is large, and which rows have no key.
+
+        Kernels keep the logarithm of a row's sum for the backward; beside -3e38 it is lost, and every weight of such a
+        row would count as 1. A row of minus infinities becomes NaN, as it is in the user's program.
+        """
+        call = self.writer.call
+        top = call(torch.amax, call(torch.Tensor.detach, mask), -1, True)
+        size = call(torch.abs, top)
+        large = call(torch.ge, size, _LARGE)
+        empty = call(torch.ge, size, -self.no_key)
+        shift = call(
+            torch.where, call(torch.logical_or, large, empty), top, self.writer.scalar(0.0, tensor_of(top).dtype)
+        )
+        return call(torch.sub, mask, shift), empty
+
+    def _added(self, query: fx.Node, key: fx.Node, value: fx.Node, mask: fx.Node) -> Rows:
+        """Large negative numbers were added: weights do not depend on the scores there, and yet gradients flow to them.
+
+        With q = 0 the kernel makes the weights uniform (a factor, not a `where`: NaN passes on). What flows to q and k
+        is what flows through the first order of the softmax around uniform weights, q·(kᵀ(v - mean v))/keys, which is
+        added with its own value taken off.
+        """
+        call, plan = self.writer.call, self.plan
+        mask, empty = self._shifted(mask)
+        keep = self.writer.to(call(torch.logical_not, empty), plan.dtype)
+        flow = self._first_order(query, key, value)
+        gone = self.writer.to(empty, plan.dtype)
+        after = call(torch.mul, call(torch.sub, flow, call(torch.Tensor.detach, flow)), gone)
+        return Rows(call(torch.mul, query, keep), value, mask, after)
+
+    def _first_order(self, query: fx.Node, key: fx.Node, value: fx.Node) -> fx.Node:
+        call = self.writer.call
+        fixed = call(torch.Tensor.detach, value)
+        centred = call(torch.sub, fixed, call(torch.mean, fixed, 2, True))
+        count = call(torch.ops.aten.sym_size.int, key, 2)
+        moment = call(torch.div, call(torch.matmul, call(torch.transpose, key, 2, 3), centred), count)
+        if self.plan.frame.groups:
+            groups = [a.size for a in self.plan.frame.groups]
+            moment = call(torch.repeat_interleave, moment, self.writer.product(groups), 1)
+        return call(torch.mul, call(torch.matmul, query, moment), self.writer.number(self.plan.scale))
+
+    def _nan_where(self, condition: fx.Node, like: fx.Node) -> fx.Node:
+        dtype, scalar = tensor_of(like).dtype, self.writer.scalar
+        return self.writer.call(torch.where, condition, scalar(float("nan"), dtype), scalar(0.0, dtype))
+
+    def _nan_gradient(self, value: fx.Node, some: fx.Node) -> fx.Node:
+        """v, whose gradient is NaN where a row of NaN weights makes it so: 0 · NaN in the branch that is not taken."""
+        call = self.writer.call
+        if self.plan.frame.groups and tensor_of(some).shape[1] != 1:
+            raise Blocked("rows without a key differ between query heads that share values", self.plan.site.output)
+        every = call(torch.all, some, 2, True)
+        factor = self._nan_where(call(torch.logical_not, every), value)
+        taken = call(torch.ones_like, every)
+        return call(torch.where, taken, value, call(torch.mul, value, factor))

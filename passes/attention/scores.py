@@ -1,0 +1,378 @@
+"""The score chain: from what the softmax reads back to the product q kᵀ, as scale, factors, biases, fills, softcaps.
+
+Every operation between the two is either understood exactly or blocks the site, with its name in the reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from optpass.passes.attention.axes import Axis, Dims, above, atoms, broadcast, flat, fresh, resolve
+from optpass.passes.attention.ir import Value, arg
+from optpass.passes.attention.site import Bias, Blocked, Factor, Fill, Number, Operand, Scores, Softcap
+
+PRODUCTS = frozenset({"bmm", "mm", "baddbmm", "addmm"})
+#: Fills at or below this number stand for minus infinity, and so does the lowest number of the scores' dtype. A score
+#: can be as low as -1e4, and then it would be kept by a kernel and not by the user's program.
+MINUS_INFINITY = -9e8
+Constant = Callable[[Value], bool | int | float | None]
+FLOATS = {torch.float16: 0, torch.bfloat16: 0, torch.float32: 1, torch.float64: 2}
+
+
+def exact_cast(source: torch.dtype, to: torch.dtype) -> bool:
+    """Whether every value of `source` exists in `to`."""
+    return source in FLOATS and to in FLOATS and (source == to or FLOATS[source] < FLOATS[to])
+
+
+def product_operands(product: Value) -> tuple[Value, Value]:
+    """The two factors of a matrix product, left and right."""
+    first = 1 if product.name in ("baddbmm", "addmm") else 0
+    return product.args[first], product.args[first + 1]
+
+
+def peel(operand: Operand, constant: Constant, *, grad: bool) -> tuple[Operand, Number]:
+    """Strip layout, exact upcasts and multiplications by numbers off an operand of a product; returns the number."""
+    value, dims = operand.value, operand.dims
+    scale: Number = 1.0
+    while True:
+        source = value.args[0] if value.args and isinstance(value.args[0], Value) else None
+        if source is not None and source.grad != grad:
+            return Operand(value, resolve(dims)), scale  # on the other side of a no_grad
+        step = above(value, dims)
+        if step is not None:
+            value, dims = step
+            continue
+        if value.name == "_to_copy" and source is not None and exact_cast(source.dtype, value.dtype):
+            value = source
+            continue
+        number, inner = scaled(value, constant)
+        if inner is None or number is None or inner.dtype != value.dtype or inner.dim != value.dim:
+            return Operand(value, resolve(dims)), scale
+        value, scale = inner, scale * number
+
+
+def scaled(value: Value, constant: Constant) -> tuple[Number | None, Value | None]:
+    """`(c, x)` where `value` is `x * c`, for a finite number other than 0, or a symbolic one."""
+    if value.name not in ("mul", "div") or (value.name == "div" and arg(value, "rounding_mode")):
+        return None, None
+    for x, other in ((value.args[0], value.args[1]), (value.args[1], value.args[0])):
+        if not isinstance(x, Value) or (value.name == "div" and x is not value.args[0]):
+            continue
+        number = constant(other) if isinstance(other, Value) else other
+        if isinstance(number, (torch.SymInt, torch.SymFloat)):  # made of sizes: positive
+            positive: Number = number
+            return (1.0 / positive if value.name == "div" else 1.0 * positive), x
+        if not isinstance(number, (int, float)):
+            continue
+        c = float(number)
+        if value.name == "div":
+            c = 1.0 / c if c else math.nan
+        if math.isfinite(c) and c != 0.0:
+            return c, x
+    return None, None
+
+
+class Reader:
+    """Reads one score chain.
+
+    Args:
+        keys: axes that the softmax runs over.
+        every: all axes of the scores, in atoms as they are now.
+        constant: the one number that all elements of a value are; None where there is none.
+    """
+
+    def __init__(self, keys: tuple[Axis, ...], every: Callable[[], tuple[Axis, ...]], constant: Constant) -> None:
+        self._keys, self._every, self.constant = keys, every, constant
+        self._blocked: dict[Value, Blocked] = {}
+
+    @property
+    def keys(self) -> tuple[Axis, ...]:
+        return atoms(self._keys)
+
+    def read(self, value: Value, dims: Dims) -> Scores:
+        """The normal form of `value`, whose dims run over `dims`; raises `Blocked`."""
+        if value in self._blocked:  # sums of sums would otherwise be read again from each of them
+            raise self._blocked[value]
+        try:
+            return self._read(value, dims)
+        except Blocked as blocked:
+            self._blocked[value] = blocked
+            raise
+
+    def _read(self, value: Value, dims: Dims) -> Scores:
+        step = above(value, dims)
+        if step is not None:
+            if set(flat(step[1])) != set(flat(dims)):
+                raise Blocked("scores are broadcast (expanded) before the softmax", value)
+            scores = self.read(*step)
+        elif value.name in PRODUCTS:
+            return self._product(value, dims)
+        else:
+            rule = _RULES.get(value.name)
+            if rule is None:
+                raise Blocked(_unknown(value), value)
+            scores = rule(self, value, dims)
+        scores.values.append(value)
+        return scores
+
+    # ---- the product ------------------------------------------------------------------------------------------
+
+    def _product(self, value: Value, dims: Dims) -> Scores:
+        dims = resolve(dims)
+        left, right = product_operands(value)
+        (inner,) = fresh(left.shape[-1:])
+        if not inner:
+            raise Blocked("the product sums over a dim of size 1", value)
+        rows, columns, batch = dims[-2], dims[-1], dims[:-2]
+        keys = set(self.keys)
+        if keys == set(columns):
+            query, key = Operand(left, (*batch, rows, inner)), Operand(right, (*batch, inner, columns))
+            side = rows
+        elif keys == set(rows):
+            query, key = Operand(right, (*batch, inner, columns)), Operand(left, (*batch, rows, inner))
+            side = columns
+        else:
+            raise Blocked("the softmax does not run over exactly one side of a product", value)
+        missing = set(self._every()) - set(flat(dims))
+        if missing:
+            raise Blocked("the product lacks an axis of the scores", value)
+        query, a = peel(query, self.constant, grad=value.grad)
+        key, b = peel(key, self.constant, grad=value.grad)
+        scores = Scores(query, key, value, side, inner, a * b, dtypes=[value.dtype], values=[value])
+        if value.name in ("baddbmm", "addmm"):
+            self._with_input(scores, value, dims)
+        return scores
+
+    def _with_input(self, scores: Scores, value: Value, dims: Dims) -> None:
+        """`beta · input + alpha · product`; with beta = 0 the input is not even read."""
+        beta, alpha = arg(value, "beta"), arg(value, "alpha")
+        if not isinstance(beta, (int, float)) or not isinstance(alpha, (int, float)) or not alpha:
+            raise Blocked(f"{value.name} with a beta or alpha that is not a number", value)
+        scores.scale *= float(alpha)
+        if beta:
+            source = value.args[0]
+            self._biased_by(scores, Operand(source, broadcast(dims, source.shape)), float(beta), value.dtype)
+
+    # ---- what stands between product and softmax --------------------------------------------------------------
+
+    def _cast(self, value: Value, dims: Dims) -> Scores:
+        source = value.args[0]
+        if source.dtype not in FLOATS or value.dtype not in FLOATS:
+            raise Blocked(f"scores are cast from {source.dtype} to {value.dtype}", value)
+        if value.dtype == torch.float16 and source.dtype != torch.float16:
+            raise Blocked("scores are cast to float16, where larger ones become infinite", value)
+        scores = self.read(source, dims)
+        scores.dtypes.append(value.dtype)
+        scores.fills = [Fill(f.mask, f.keep_when, _rounded(f.fill, value.dtype), f.late) for f in scores.fills]
+        return scores
+
+    def _scale(self, value: Value, dims: Dims) -> Scores:
+        number, source = scaled(value, self.constant)
+        if number is None or source is None or source.dim != value.dim:
+            return self._factor(value, dims)
+        scores = self.read(source, dims)
+        self._scaled_by(scores, number, value)
+        return scores
+
+    def _neg(self, value: Value, dims: Dims) -> Scores:
+        scores = self.read(value.args[0], dims)
+        self._scaled_by(scores, -1.0, value)
+        return scores
+
+    def _scaled_by(self, scores: Scores, number: Number, value: Value) -> None:
+        if isinstance(number, torch.SymFloat):
+            if scores.fills or scores.biases:
+                raise Blocked("masked or biased scores are scaled by a number made of sizes", value)
+            scores.scale *= number
+            return
+        if scores.fills and number < 0:
+            raise Blocked("masked scores change their sign", value)
+        scores.scale *= number
+        scores.biases = [Bias(b.operand, b.coefficient * number, b.factors) for b in scores.biases]
+        scores.fills = [Fill(f.mask, f.keep_when, _rounded(f.fill * number, value.dtype), f.late) for f in scores.fills]
+
+    def _factor(self, value: Value, dims: Dims) -> Scores:
+        """Scores times a tensor; it may not run over queries and keys at once, which no kernel can fold away."""
+        if value.name == "div" and arg(value, "rounding_mode"):
+            raise Blocked("scores are divided with rounding", value)
+        scores, other, swapped = self._either(value, dims)
+        if value.name == "div" and swapped:
+            raise Blocked("the scores are a divisor", value)
+        if scores.fills:
+            raise Blocked("masked scores are multiplied by a tensor", value)
+        factor = Factor(other, inverse=value.name == "div")
+        axes = set(flat(other.dims))
+        if axes & set(self.keys) and axes & set(atoms(scores.rows)):
+            raise Blocked("scores are multiplied by a tensor over queries and keys", value)
+        if scores.softcaps:
+            raise Blocked("capped scores are multiplied by a tensor", value)
+        scores.factors.append(factor)
+        scores.biases = [Bias(b.operand, b.coefficient, (*b.factors, factor)) for b in scores.biases]
+        return scores
+
+    def _add(self, value: Value, dims: Dims) -> Scores:
+        alpha = arg(value, "alpha")
+        alpha = 1.0 if alpha is None else alpha
+        if not isinstance(alpha, (int, float)):
+            raise Blocked("an addition with a symbolic alpha", value)
+        left, right = value.args[0], value.args[1]
+        if not isinstance(right, Value) or not isinstance(left, Value):
+            number, source = (right, left) if isinstance(left, Value) else (left, right)
+            if isinstance(number, (int, float)) and math.isfinite(number) and value.name == "add":
+                return self._shifted(source, dims)
+            if isinstance(number, (int, float)) and math.isfinite(number) and isinstance(left, Value):
+                return self._shifted(source, dims)
+            raise Blocked("scores are shifted by something that is not a finite number", value)
+        if value.name == "sub" and is_row_maximum(right, left):
+            scores = self.read(left, dims)  # softmax does not change when a row is shifted by its own maximum
+            scores.shifted = True
+            scores.values.extend(row_maximum_values(right, left))
+            return scores
+        scores, other, swapped = self._either(value, dims)
+        sign = -1.0 if value.name == "sub" else 1.0
+        if swapped and value.name in ("sub", "rsub"):
+            self._scaled_by(scores, -1.0, value)
+            sign = 1.0
+        elif swapped:
+            self._scaled_by(scores, float(alpha), value) if alpha != 1.0 else None
+            alpha = 1.0
+        self._biased_by(scores, other, sign * float(alpha), value.dtype)
+        return scores
+
+    def _addcmul(self, value: Value, dims: Dims) -> Scores:
+        """`x + number · a · b`, where one of a and b leads to the product and the other is one number."""
+        bias, a, b, number = value.args
+        for source, other in ((a, b), (b, a)):
+            c = self.constant(other)
+            if c is None or not isinstance(number, (int, float)) or not c * number or source.dim != value.dim:
+                continue
+            scores = self.read(source, dims)
+            self._scaled_by(scores, float(c) * float(number), value)
+            self._biased_by(scores, Operand(bias, broadcast(dims, bias.shape)), 1.0, value.dtype)
+            return scores
+        raise Blocked(_unknown(value), value)
+
+    def _biased_by(self, scores: Scores, operand: Operand, coefficient: float, dtype: torch.dtype) -> None:
+        scores.added_in.append(dtype)
+        scores.biases.append(Bias(operand, coefficient))
+        scores.fills = [Fill(f.mask, f.keep_when, f.fill, f.late + 1) for f in scores.fills]
+
+    def _shifted(self, source: Value, dims: Dims) -> Scores:
+        """A finite number added to every score of a row changes nothing, unless a softcap follows."""
+        scores = self.read(source, dims)
+        scores.shifted = True
+        return scores
+
+    def _masked_fill(self, value: Value, dims: Dims) -> Scores:
+        source, mask, fill = value.args[0], value.args[1], value.args[2]
+        return self._filled(value, dims, source, mask, fill, keep_when=False)
+
+    def _where(self, value: Value, dims: Dims) -> Scores:
+        mask, yes, no = value.args[0], value.args[1], value.args[2]
+        if not isinstance(no, Value) or self.constant(no) is not None:
+            return self._filled(value, dims, yes, mask, no, keep_when=True)
+        if not isinstance(yes, Value) or self.constant(yes) is not None:
+            return self._filled(value, dims, no, mask, yes, keep_when=False)
+        raise Blocked("masked scores are replaced by a tensor that is not one number", value)
+
+    def _index_put(self, value: Value, dims: Dims) -> Scores:
+        source, indices, fill = value.args[0], value.args[1], value.args[2]
+        whole = len(indices) == 1 and isinstance(indices[0], Value) and indices[0].dtype == torch.bool
+        if not whole or indices[0].dim != source.dim or arg(value, "accumulate"):
+            raise Blocked("scores are written at indices", value)
+        return self._filled(value, dims, source, indices[0], fill, keep_when=False)
+
+    def _filled(self, value: Value, dims: Dims, source: Any, mask: Value, fill: Any, *, keep_when: bool) -> Scores:
+        number = self.constant(fill) if isinstance(fill, Value) else fill
+        if not isinstance(number, (int, float)):
+            raise Blocked("masked scores are replaced by a tensor that is not one number", value)
+        if not isinstance(source, Value) or len(source.shape) != len(value.shape):
+            raise Blocked("the mask has more dims than the scores", value)
+        scores = self.read(source, dims)
+        number = _rounded(float(number), value.dtype)
+        if math.isnan(number) or number > max(MINUS_INFINITY, torch.finfo(value.dtype).min):
+            raise Blocked(f"masked scores become {number:g}, which a score can be as low as: it is not -inf", value)
+        if mask.dtype != torch.bool:
+            raise Blocked("the mask is not boolean", value)
+        scores.fills.append(Fill(Operand(mask, broadcast(dims, mask.shape)), keep_when, number))
+        return scores
+
+    def _tanh(self, value: Value, dims: Dims) -> Scores:
+        scores = self.read(value.args[0], dims)
+        if scores.fills or scores.biases or scores.softcaps or scores.shifted:
+            raise Blocked("tanh of scores that are masked, biased or capped already", value)
+        scores.softcaps.append(Softcap(scores.scale))
+        scores.scale = 1.0
+        return scores
+
+    def _either(self, value: Value, dims: Dims) -> tuple[Scores, Operand, bool]:
+        """The operand of a binary operation that leads to the product, the other one, and whether they are swapped."""
+        left, right = value.args[0], value.args[1]
+        first: Blocked | None = None
+        for source, other in ((left, right), (right, left)):
+            if not isinstance(source, Value) or len(source.shape) != len(value.shape):
+                continue
+            if broadcast(dims, source.shape) != dims and set(flat(broadcast(dims, source.shape))) != set(flat(dims)):
+                continue
+            try:
+                scores = self.read(source, dims)
+            except Blocked as blocked:
+                first = first or blocked
+                continue
+            if not isinstance(other, Value):
+                raise Blocked(_unknown(value), value)
+            return scores, Operand(other, broadcast(dims, other.shape)), source is right
+        raise first or Blocked("no operand leads to a product of queries and keys", value)
+
+
+def is_row_maximum(candidate: Value, scores: Value) -> bool:
+    """Whether `candidate` is the maximum of each row of `scores` over its last dim, with a place kept for it."""
+    return (
+        _strip(candidate).name in ("amax", "max")
+        and _strip(candidate).args[0] is scores
+        and _last(_strip(candidate), scores)
+    )
+
+
+def _strip(value: Value) -> Value:
+    while value.name in ("detach", "alias", "unsqueeze"):
+        value = value.args[0]
+    return value
+
+
+def _last(value: Value, scores: Value) -> bool:
+    """The reduction runs over the last dim alone and its result keeps a place for it."""
+    over = value.args[1] if len(value.args) > 1 else None
+    over = [over] if isinstance(over, int) else over
+    return isinstance(over, (list, tuple)) and [d % scores.dim for d in over] == [scores.dim - 1] and value.index == 0
+
+
+def row_maximum_values(candidate: Value, scores: Value) -> list[Value]:
+    """The values from `candidate` down to `scores`."""
+    found = []
+    while candidate is not scores:
+        found.append(candidate)
+        candidate = candidate.args[0]
+    return found
+
+
+def _rounded(number: float, dtype: torch.dtype) -> float:
+    """`number` as a tensor of `dtype` holds it: finfo(float32).min is minus infinity in bfloat16."""
+    return float(torch.tensor(number, dtype=torch.float64).to(dtype))
+
+
+def _unknown(value: Value) -> str:
+    if value.op is None:
+        return "the softmax is not over scores: no product of queries and keys leads to it"
+    return f"between the product and the softmax stands {value.name}, which no attention kernel computes"
+
+
+_RULES: dict[str, Callable[[Reader, Value, Dims], Scores]] = {
+    "_to_copy": Reader._cast, "mul": Reader._scale, "div": Reader._scale, "neg": Reader._neg, "add": Reader._add,
+    "sub": Reader._add, "rsub": Reader._add, "masked_fill": Reader._masked_fill, "where": Reader._where,
+    "index_put": Reader._index_put, "tanh": Reader._tanh, "addcmul": Reader._addcmul,
+}  # fmt: skip

@@ -1,0 +1,138 @@
+"""An attention site in normal form: what recognition finds, and what is rewritten, gated and reported. Data only.
+
+    out = weight · dropout(softmax(scale · (q kᵀ ∘ factors) + Σ bias, masked)) v
+
+Axes (see `axes`) say which index each dim of each tensor runs over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from optpass.passes.attention.axes import Axis, Dims
+from optpass.passes.attention.ir import Value
+
+Number = Any  #: a float, or a SymFloat made of sizes
+
+
+class Blocked(Exception):  # not an error: a reason to leave a site alone
+    """Why a site is left alone, the value that blocks it, and the figures behind that."""
+
+    def __init__(self, reason: str, value: Value | None = None, cost: dict[str, float] | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.value, self.cost = reason, value, cost or {}
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor and the axes of its dims."""
+
+    value: Value
+    dims: Dims
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A tensor that multiplies (or divides) scores or weights, broadcast along the axes that it lacks."""
+
+    operand: Operand
+    inverse: bool = False
+
+
+@dataclass(frozen=True)
+class Bias:
+    """`coefficient · operand · factors`, added to the scores."""
+
+    operand: Operand
+    coefficient: float = 1.0
+    factors: tuple[Factor, ...] = ()
+
+
+@dataclass(frozen=True)
+class Fill:
+    """`where(mask == keep_when, scores, fill)`: a masked score is replaced, and its gradient is cut.
+
+    `late`: bias terms that were added after the fill; they are part of masked scores too.
+    """
+
+    mask: Operand
+    keep_when: bool
+    fill: float
+    late: int = 0
+
+
+@dataclass(frozen=True)
+class Softcap:
+    """`outer · tanh(inner · scores)`; `outer` becomes part of the scale."""
+
+    inner: Number
+
+
+@dataclass
+class Scores:
+    """What is made of the product before the softmax.
+
+    Attributes:
+        query, key: operands of the product, layout, scalar scales and exact casts peeled off.
+        rows, contraction: atoms of the query side of the product, and of the axis that it sums over.
+        scale: number that multiplies the product.
+        factors: tensors that multiply it.
+        biases, fills, softcaps: in the order in which they are applied.
+        dtypes: dtypes that the scores pass through, product first.
+        added_in: dtypes that the biases are added in.
+        shifted: True where a constant was added to rows: nothing to a softmax, but not to a softcap that follows.
+        values: every value of the chain from the product to the softmax: what a rewrite makes dead.
+        product: the product itself.
+    """
+
+    query: Operand
+    key: Operand
+    product: Value
+    rows: tuple[Axis, ...]
+    contraction: tuple[Axis, ...]
+    scale: Number = 1.0
+    factors: list[Factor] = field(default_factory=list)
+    biases: list[Bias] = field(default_factory=list)
+    fills: list[Fill] = field(default_factory=list)
+    softcaps: list[Softcap] = field(default_factory=list)
+    dtypes: list[torch.dtype] = field(default_factory=list)
+    added_in: list[torch.dtype] = field(default_factory=list)
+    shifted: bool = False
+    values: list[Value] = field(default_factory=list)
+
+
+@dataclass
+class Site:
+    """One attention.
+
+    Attributes:
+        output: the product of weights and values, which the rewrite replaces.
+        out_dims: its axes.
+        value: v, peeled.
+        scores: see there.
+        keys: atoms of the axis that the softmax normalises.
+        softmax: the value that is the softmax.
+        sink: per-head logit of a column that is dropped after the softmax.
+        dropout: probability; 0.0 where there is none. `dropout_value` is the operation.
+        weight: number that multiplies the weights after the softmax.
+        weights: tensors that do.
+        zeroed: masks where weights are set to zero after the softmax, and the value that says so.
+        values: every value inside the region, output excluded.
+    """
+
+    output: Value
+    out_dims: Dims
+    value: Operand
+    scores: Scores
+    keys: tuple[Axis, ...]
+    softmax: Value
+    sink: Operand | None = None
+    dropout: float = 0.0
+    dropout_value: Value | None = None
+    weight: Number = 1.0
+    weights: list[Factor] = field(default_factory=list)
+    zeroed: list[tuple[Value, bool]] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)

@@ -1,0 +1,277 @@
+"""Putting the call in the place of what the user wrote: where it attaches, what it makes dead, what must not change.
+
+Works on one site at a time and leaves the graph as it was where it cannot finish one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from optpass.passes.attention.axes import Dims, regroup
+from optpass.passes.attention.emit import Writer
+from optpass.passes.attention.ir import Program, Value
+from optpass.passes.attention.rewrite import Layout, place
+from optpass.passes.attention.site import Blocked, Site
+
+#: How many nodes after the call are followed to see that other strides do no harm.
+_FOLLOW = 16
+
+
+def live_values(program: Program, graph: fx.Graph) -> set[Value]:
+    """Values that something observable depends on: outputs, writes, and whatever an opaque node is given."""
+    roots = root_values(program, graph)
+    live, todo = set(roots), list(roots)
+    while todo:
+        for source in todo.pop().inputs():
+            if source not in live:
+                live.add(source)
+                todo.append(source)
+    return live
+
+
+def root_values(program: Program, graph: fx.Graph) -> set[Value]:
+    """Values that are observed themselves."""
+    roots: set[Value] = set()
+    owned = {v.storage for v in program.values if v.leaf}
+    for node in graph.nodes:
+        made = program.by_node.get(node, [])
+        opaque = node.op in ("call_function", "call_method", "call_module") and node not in program.ran
+        if node.op == "output" or (opaque and not _is_size(node)):
+            for source in node.all_input_nodes:
+                roots.update(_flat(program.of_node.get(source)))
+        roots.update(v for v in made if v.version and v.storage in owned)
+    return roots
+
+
+def _is_size(node: fx.Node) -> bool:
+    """Reads a size or another property: needs the shape of its argument, not its contents."""
+    return isinstance(node.meta.get("example_value"), (int, torch.SymInt, torch.Size, torch.dtype, torch.device))
+
+
+def _flat(item: Any) -> list[Value]:
+    if isinstance(item, Value):
+        return [item]
+    return [v for i in item for v in _flat(i)] if isinstance(item, (tuple, list)) else []
+
+
+def check_private(site: Site, program: Program, live: set[Value], roots: set[Value]) -> None:
+    """Blocks a site of which something is used elsewhere: scores or weights would have to be made all the same."""
+    inside = {*site.values, site.output}
+    for value in site.values:
+        if value in roots:
+            raise Blocked(f"{_what(site, value)} are used elsewhere: they leave the graph or go to an opaque op", value)
+        for user in program.users(value):
+            if user in live and user not in inside:
+                raise Blocked(f"{_what(site, value)} are used elsewhere too, by {user.name}", user)
+
+
+def check_grad_mode(site: Site) -> None:
+    """Blocks a site of which a part passes gradients and another does not."""
+    for value in (*site.values, *site.scores.values):
+        if value.grad != site.output.grad and value.tensor.is_floating_point():
+            raise Blocked("part of it is computed under no_grad, the rest is not", value)
+
+
+def _what(site: Site, value: Value) -> str:
+    return "the scores" if value in site.scores.values else "the attention weights"
+
+
+class Attachment:
+    """Where the result of the call goes: the node that the user's result comes out of, and its layout there."""
+
+    def __init__(self, site: Site, program: Program, live: set[Value]) -> None:
+        self.site, self.program = site, program
+        assert site.output.node is not None
+        self.node = site.output.node
+        self.value, self.dims = self._follow(live)
+
+    @property
+    def direct(self) -> bool:
+        """The node returns just the result, in some layout."""
+        return self.program.of_node.get(self.node) is self.value
+
+    def _follow(self, live: set[Value]) -> tuple[Value, Dims]:
+        """Down the layout operations that the node itself does after the product."""
+        value, dims = self.site.output, self.site.out_dims
+        while self.program.of_node.get(self.node) is not value:
+            users = [u for u in self.program.users(value) if u in live]
+            if len(users) != 1 or users[0].node is not self.node:
+                break
+            step = _below(value, users[0], dims)
+            if step is None:
+                break
+            value, dims = users[0], step
+        return value, dims
+
+    def put(self, writer: Writer, result: fx.Node, layout: Layout) -> None:
+        """Replace the uses of the user's node by `result`, whose dims run over `layout`."""
+        if self.direct:
+            final = place(writer, result, layout, self.dims)
+            self._check_shape(final, self.value)
+            final = self._strided(writer, self.node, final)
+            self.node.replace_all_uses_with(final)
+            return
+        final = place(writer, result, layout, self.site.out_dims)
+        self._check_shape(final, self.site.output)
+        writer.written[self.site.output] = final
+        self._replace_returned(writer)
+
+    def _replace_returned(self, writer: Writer) -> None:
+        """The node does more than attention (`multi_head_attention_forward`): write the rest of it again."""
+        replaced: list[tuple[fx.Node, fx.Node]] = []
+        returned = self.program.of_node.get(self.node)
+        if isinstance(returned, Value):
+            replaced.append((self.node, writer.value(returned)))
+        else:
+            for user in list(self.node.users):
+                part = self.program.of_node.get(user)
+                if not isinstance(part, Value) or part.node is not self.node:
+                    raise Blocked(f"{self.node.name} is used as a whole", self.site.output)
+                if user.users:
+                    replaced.append((user, writer.value(part)))
+        for old, new in replaced:
+            old.replace_all_uses_with(self._strided(writer, old, new))
+
+    def _check_shape(self, final: fx.Node, value: Value) -> None:
+        have = final.meta["example_value"]
+        if str(have.shape) != str(value.tensor.shape) or have.dtype != value.dtype:
+            raise Blocked(f"internal: {tuple(have.shape)} {have.dtype} in place of {value!r}", value)
+
+    def _strided(self, writer: Writer, old: fx.Node, new: fx.Node) -> fx.Node:
+        """`new`, copied to the strides of `old` where a `view` or the caller downstream could tell the difference."""
+        value = self.program.of_node[old]
+        if isinstance(value, Value) and self.program.writes.get(value.storage):
+            # The kernel keeps its result for the backward; what is written to must be another tensor.
+            new = writer.call(torch.clone, new, memory_format=torch.preserve_format)
+        if isinstance(value, Value) and not _harmless(old, new.meta["example_value"], writer):
+            new = _dense(writer, new, value.tensor)
+            if not _same_strides(new.meta["example_value"], value.tensor):
+                raise Blocked("the result has strides that a copy does not give back", value)
+        return new
+
+
+def _dense(writer: Writer, node: fx.Node, like: torch.Tensor) -> fx.Node:
+    """`node` copied to the dim order in memory of `like`."""
+    strides = [writer.hints(s) for s in like.stride()]
+    order = sorted(range(like.dim()), key=lambda d: (-strides[d], d))
+    if order == list(range(like.dim())):
+        return writer.call(torch.clone, node, memory_format=torch.contiguous_format)
+    copied = writer.call(torch.Tensor.contiguous, writer.call(torch.permute, node, tuple(order)))
+    return writer.call(torch.permute, copied, tuple(order.index(d) for d in range(like.dim())))
+
+
+def _same_strides(one: torch.Tensor, other: torch.Tensor) -> bool:
+    pairs = zip(one.shape, one.stride(), other.stride(), strict=True)
+    return all(str(a) == str(b) or str(size) == "1" for size, a, b in pairs)
+
+
+def _harmless(old: fx.Node, new: torch.Tensor, writer: Writer) -> bool:
+    """Whether everything downstream comes out with the strides that it has now, although this tensor has others."""
+    changed: dict[fx.Node, Any] = {}
+    if _same_strides(new, old.meta["example_value"]):
+        return True
+    changed[old] = new
+    position = {n: i for i, n in enumerate(old.graph.nodes)}.__getitem__
+    todo = sorted(old.users, key=position)
+    for _ in range(_FOLLOW):
+        if not todo:
+            return True
+        node = todo.pop(0)
+        if node.op not in ("call_function", "call_method") or _writes(node):
+            return False
+        example = node.meta.get("example_value")
+        if not isinstance(example, torch.Tensor):
+            return False
+        result = _evaluate(node, changed, writer)
+        if result is None or str(result.shape) != str(example.shape):
+            return False
+        if not _same_strides(result, example):
+            changed[node] = result
+            todo = sorted({*todo, *node.users}, key=position)
+    return False
+
+
+def _writes(node: fx.Node) -> bool:
+    from optpass.passes.effects import written
+
+    targets, _ = written(node)
+    return bool(targets)
+
+
+def _evaluate(node: fx.Node, changed: dict[fx.Node, Any], writer: Writer) -> torch.Tensor | None:
+    """The node's fake result with `changed` in place of what its arguments are now; None if it does not run."""
+
+    def argument(item: fx.Node) -> Any:
+        return changed.get(item, item.meta.get("example_value"))
+
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), argument)
+    try:
+        result = writer.evaluate(node, args, kwargs)
+    except Exception:  # noqa: BLE001  # a `view` that needs the old strides raises what it likes
+        return None
+    return result if isinstance(result, torch.Tensor) else None
+
+
+def _below(value: Value, user: Value, dims: Dims) -> Dims | None:
+    """Axes of `user`, which only lays `value` out differently; None if it does more."""
+    if user.dtype != value.dtype or user.args[0] is not value:
+        return None
+    if user.name in ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze"):
+        return regroup(dims, user.shape)
+    if user.name == "permute":
+        return tuple(dims[d] for d in user.args[1])
+    if user.name == "transpose":
+        order = list(range(value.dim))
+        a, b = user.args[1] % value.dim, user.args[2] % value.dim
+        order[a], order[b] = order[b], order[a]
+        return tuple(dims[d] for d in order)
+    if user.name in ("clone", "alias", "contiguous"):
+        return dims
+    return None
+
+
+def sweep(program: Program, graph: fx.Graph, sites: list[Site]) -> int:
+    """Erase the nodes that only made what is replaced now; returns how many.
+
+    A node goes if everything that uses it goes. One that writes to memory goes only together with every node that
+    touches that memory, so that no write is lost that somebody still sees.
+    """
+    order = {n: i for i, n in enumerate(graph.nodes)}
+    owned = {v.storage for v in program.values if v.leaf in ("input", "constant")}
+    inside = {v.node for s in sites for v in (*s.values, s.output) if v.node is not None}
+    gone = {n for n in _upstream(inside) if n in order and _erasable(n, program)}
+    changed = True
+    while changed:
+        changed = False
+        for node in list(gone):
+            storages = {v.storage for v in program.by_node.get(node, ())}
+            storages |= {s for s, writers in program.writes.items() if node in writers}
+            tied = {t for s in storages if s in program.writes for t in program.touches.get(s, ())}
+            lost = any(u not in gone for u in node.users) or not tied <= gone
+            if lost or any(s in owned and node in program.writes.get(s, ()) for s in storages):
+                gone.discard(node)
+                changed = True
+    for node in sorted(gone, key=order.__getitem__, reverse=True):
+        graph.erase_node(node)
+    return len(gone)
+
+
+def _upstream(nodes: set[fx.Node]) -> set[fx.Node]:
+    """`nodes` and all that they are computed from."""
+    found, todo = set(nodes), list(nodes)
+    while todo:
+        for source in todo.pop().all_input_nodes:
+            if source not in found:
+                found.add(source)
+                todo.append(source)
+    return found
+
+
+def _erasable(node: fx.Node, program: Program) -> bool:
+    """Computes tensors that were looked into, and nothing else; random numbers are kept unless a site owns them."""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    return node in program.ran

@@ -1,0 +1,221 @@
+"""One graph worked on: its attentions found, planned, priced and written one by one; what is said of each.
+
+Connects the modules of this package; each decision is made in one of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from optpass.errors import ConfigError
+from optpass.passes.attention import flex, gate, preference, words
+from optpass.passes.attention.core import Found, find
+from optpass.passes.attention.emit import Writer, returned_by
+from optpass.passes.attention.hints import Hints
+from optpass.passes.attention.ir import Value
+from optpass.passes.attention.lower import lower
+from optpass.passes.attention.masks import MaskFacts, Prover
+from optpass.passes.attention.plan import Plan, plan
+from optpass.passes.attention.positions import compute_masks
+from optpass.passes.attention.rewrite import Rewrite
+from optpass.passes.attention.settings import AttentionConfig
+from optpass.passes.attention.site import Blocked, Site
+from optpass.passes.attention.swap import (
+    Attachment,
+    check_grad_mode,
+    check_private,
+    live_values,
+    root_values,
+    sweep,
+)  # fmt: skip
+from optpass.passes.attention.targets import Choice, arch_of, choose, usable
+from optpass.passes.contract import ContentGuard, PassContext, PassResult
+from optpass.passes.devices import DeviceSpec
+from optpass.passes.source import locate
+from optpass.reporting.model import Site as Record
+
+
+class GraphWork:
+    """One graph being worked on."""
+
+    def __init__(self, gm: fx.GraphModule, ctx: PassContext, config: AttentionConfig, result: PassResult) -> None:
+        self.gm, self.ctx, self.config, self.result = gm, ctx, config, result
+        self.program = lower(gm.graph, lambda target: getattr(gm, target, None))
+        self.roots = root_values(self.program, gm.graph)
+        self.live = live_values(self.program, gm.graph)
+        self.nodes = returned_by(self.program)
+        self.hints = Hints(gm.graph)
+        self.training = torch.is_grad_enabled() and any(_wants_grad(n) for n in gm.graph.nodes)
+        self.prover = Prover(self._contents)
+        self.done: list[Site] = []
+
+    def run(self) -> None:
+        candidates = [f for f in find(self.program, self.prover.constant) if f.product in self.live]
+        self.sites = sum(1 for f in candidates if f.site is not None)
+        for found in candidates:
+            try:
+                self._one(found)
+            except Blocked as blocked:
+                self._decline(found, blocked)
+        if self.done:
+            sweep(self.program, self.gm.graph, self.done)
+            self.result.changed = True
+
+    def _one(self, found: Found) -> None:
+        if found.blocked is not None:
+            raise found.blocked
+        site = found.site
+        assert site is not None
+        check_private(site, self.program, self.live, self.roots)
+        if self.training:
+            check_grad_mode(site)
+        planned = plan(
+            site, prover=self.prover, exact_rows=self.config.masked_rows == "exact",
+            training=self.training and site.output.grad, sizes=self.hints,
+        )  # fmt: skip
+        if site.dropout and self.config.dropout == "keep":
+            raise Blocked(
+                f"dropout {site.dropout:g} is active and the kernel draws other random numbers "
+                "(options={'attention': {'dropout': 'swap'}} allows that)",
+                site.dropout_value,
+            )
+        choice = self._choose(planned)
+        try:
+            cost = self._price(planned, choice)
+        except Blocked:
+            self._compute_masks(planned)
+            raise
+        self._write(site, planned, choice, cost)
+
+    def _choose(self, planned: Plan) -> Choice:
+        mode = self.config.mode
+        arch = arch_of(self._spec(planned)) if planned.problem.device == "cuda" else None
+        choice = choose(planned.problem, arch=arch, mode=mode, available=self._available(planned.problem.device))
+        if choice.target is None:
+            raise Blocked(choice.reason, planned.site.output)
+        return choice
+
+    def _spec(self, planned: Plan) -> DeviceSpec:
+        try:
+            return self.ctx.device()
+        except ConfigError as error:
+            raise Blocked(f"nothing is known of the device: {error}", planned.site.output) from None
+
+    def _price(self, planned: Plan, choice: Choice) -> dict[str, float]:
+        """Figures behind the choice; blocks where the kernel would not be faster, unless the user wants it always."""
+        buffers = any(facts.buffers for facts in planned.mask.facts)
+        verdict = gate.decide(
+            planned.problem, str(choice.target), choice.kernel, self._spec(planned),
+            mask_form="loaded" if buffers or planned.mask.kind == "bool" else "computed", regions=self.sites,
+        )  # fmt: skip
+        cost = {"fused_us": verdict.fused_us, "unfused_us": verdict.unfused_us}
+        if verdict.fused_us:
+            cost["gain"] = verdict.unfused_us / verdict.fused_us
+        if self.config.mode == "auto" and not verdict.pays:
+            raise Blocked(verdict.reason, planned.site.output, cost)
+        return cost
+
+    def _available(self, device: str) -> frozenset[str]:
+        """Kernels that can be used here: FlexAttention is one where its form is known and somebody will compile it."""
+        inner = self.ctx.options.inner
+        compiled = inner == "inductor" or callable(inner) or self.config.mode != "auto"
+        found = usable(device, compiled=compiled)
+        return found if flex.available() else found - {"flex"}
+
+    def _write(self, site: Site, planned: Plan, choice: Choice, cost: dict[str, float]) -> None:
+        assert site.output.node is not None
+        writer = Writer(self.gm.graph, self.program, site.output.node, site.output, self.nodes, self.hints)
+        try:
+            attachment = Attachment(site, self.program, self.live)
+            rewrite = Rewrite(writer, planned)
+            result = (
+                rewrite.flex(self._attach(writer)) if choice.target == "flex" else rewrite.sdpa(self._prefer(choice))
+            )
+            attachment.put(writer, result, rewrite.out_dims)
+        except Blocked:
+            writer.undo()
+            raise
+        self.done.append(site)
+        self._guard(planned.mask.proofs)
+        source = locate(site.output.node)
+        self.result.applied.append(
+            Record(
+                kind="attention", file=source.file, line=source.line, module=source.module, node=site.output.node.name,
+                reason=choice.reason, before=words.before(site, planned.mask.facts),
+                after=words.after(planned, str(choice.target), choice.kernel),
+                cost=words.figures(planned, choice.materialises) | cost,
+            )
+        )  # fmt: skip
+
+    def _compute_masks(self, planned: Plan) -> None:
+        """No kernel pays here; what is proved of the mask is of use all the same."""
+        at = planned.site.scores.product.node
+        masks = [self.nodes[f.mask.value] for f in planned.site.scores.fills if f.mask.value in self.nodes]
+        if at is None or not masks:
+            return
+        first = next(n for n in self.gm.graph.nodes if n in masks)
+        writer = Writer(self.gm.graph, self.program, first, planned.site.output, self.nodes, self.hints)
+        try:
+            computed = compute_masks(writer, planned, self.nodes)
+        except Blocked:
+            writer.undo()
+            return
+        for item in computed:
+            self.result.changed = True
+            self._guard([item.facts])
+            source = locate(item.node)
+            self.result.applied.append(
+                Record(
+                    kind="attention mask", file=source.file, line=source.line, module=source.module,
+                    node=item.node.name, reason="proved to be what positions say; reading it for each score costs more",
+                    before="a mask read from a buffer", after=f"computed from positions ({item.facts.words})",
+                )
+            )  # fmt: skip
+
+    def _attach(self, writer: Writer) -> Callable[[str, fx.GraphModule], fx.Node]:
+        """Puts a graph on the module under a free name."""
+
+        def attach(name: str, graph: fx.GraphModule) -> fx.Node:
+            number = next(n for n in itertools.count() if not hasattr(self.gm, f"optpass_{name}_{n}"))
+            setattr(self.gm, f"optpass_{name}_{number}", graph)
+            return writer.attribute(f"optpass_{name}_{number}", graph)
+
+        return attach
+
+    def _prefer(self, choice: Choice) -> str | None:
+        return None if choice.by_default or not preference.available() else choice.kernel
+
+    def _guard(self, proofs: Sequence[MaskFacts]) -> None:
+        """The rewrite holds while buffers hold what was proved from them."""
+        for facts in proofs:
+            for buffer in facts.buffers:
+                guard = ContentGuard(buffer.node, f"the mask is {facts.words}") if buffer.node is not None else None
+                if guard is not None and guard not in self.result.guards:
+                    self.result.guards.append(guard)
+
+    def _decline(self, found: Found, blocked: Blocked) -> None:
+        node = (blocked.value.node if blocked.value is not None else None) or found.product.node
+        assert node is not None and found.product.node is not None
+        source = locate(found.product.node)
+        self.result.declined.append(
+            Record(
+                kind="attention", file=source.file, line=source.line, module=source.module, node=node.name,
+                reason=blocked.reason, before=words.before(found.site) if found.site is not None else "",
+                cost=blocked.cost,
+            )
+        )  # fmt: skip
+
+    def _contents(self, value: Value) -> torch.Tensor | None:
+        if value.leaf != "input" or value.node is None or value.version:
+            return None
+        return self.ctx.contents(value.node)
+
+
+def _wants_grad(node: fx.Node) -> bool:
+    value: Any = node.meta.get("example_value")
+    return node.op in ("placeholder", "get_attr") and isinstance(value, torch.Tensor) and value.requires_grad
