@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 PERIOD_BYTES = 4096
 #: Calls between two such comparisons at least: one of a few bytes takes as long as launching an op.
 MIN_PERIOD = 16
+#: Bytes of guarded CPU tensors that are compared at every call all the same: some microseconds.
+ALWAYS_BYTES = 1 << 16
 #: Comparisons in a row that found other contents, after which nothing is compared any more.
 MAX_CHANGES = 16
 #: Tensors remembered for one place: the layers of a model may run one graph, each with its own.
@@ -115,7 +117,8 @@ class Guarded:
         self._changes = 0
         self._lock = threading.RLock()
         nbytes = sum(place.copy.nbytes for place in self._places if place.copy.device.type == "cpu")
-        self._period = max(MIN_PERIOD, nbytes // PERIOD_BYTES) if nbytes else sys.maxsize
+        often = 1 if nbytes <= ALWAYS_BYTES else max(MIN_PERIOD, nbytes // PERIOD_BYTES)
+        self._period = often if nbytes else sys.maxsize
         self._left = self._period
 
     def __call__(self, *args: Any) -> Any:

@@ -239,14 +239,18 @@ def same_metadata(old: Any, new: Any) -> bool:
     if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
         if old.dtype != new.dtype or old.device != new.device or old.layout != new.layout:
             return False
-        return _same_ints(old.shape, new.shape) and (
-            old.layout != torch.strided or _same_ints(old.stride(), new.stride())
-        )
+        return _same_ints(old.shape, new.shape) and (old.layout != torch.strided or _same_strides(old, new))
     if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
         return len(old) == len(new) and all(same_metadata(a, b) for a, b in zip(old, new, strict=True))
     if _is_symbol(old) or _is_symbol(new):
         return _same_number(old, new)
     return type(old) is type(new) and (old is new or bool(old == new))
+
+
+def _same_strides(old: torch.Tensor, new: torch.Tensor) -> bool:
+    """A dim of size 1 has no stride to speak of."""
+    triples = zip(old.shape, old.stride(), new.stride(), strict=True)
+    return all(_same_number(size, 1) or _same_number(a, b) for size, a, b in triples)
 
 
 def _same_ints(old: Any, new: Any) -> bool:

@@ -67,9 +67,20 @@ def expression(size: Size) -> Any:
     """An int, or a sympy expression."""
     if isinstance(size, torch.SymInt):
         size = size.node.expr
-    if isinstance(size, sympy.Expr) and size.is_Integer:
-        return int(size)
+    if isinstance(size, sympy.Expr):
+        size = size.replace(_is_division, _divided)
+        return int(size) if size.is_Integer else size
     return size
+
+
+def _is_division(expr: Any) -> bool:
+    return type(expr).__name__ == "FloorDiv"
+
+
+def _divided(expr: Any) -> Any:
+    """`a // b` as `a / b` where that is a whole number."""
+    found = quotient(*expr.args) if not any(a.has(type(expr)) for a in expr.args) else None
+    return expr if found is None else sympy.sympify(found)
 
 
 def equal(a: Size, b: Size) -> bool:
@@ -88,7 +99,10 @@ def quotient(a: Size, b: Size) -> Any:
     a, b = expression(a), expression(b)
     if isinstance(a, int) and isinstance(b, int):
         return a // b if b > 0 and a % b == 0 else None
-    result = sympy.cancel(sympy.sympify(a) / sympy.sympify(b))
+    try:
+        result = sympy.cancel(sympy.sympify(a) / sympy.sympify(b))
+    except sympy.PolynomialError:  # a division with rounding that stays one
+        return None
     top, bottom = sympy.fraction(result)
     symbols = top.free_symbols
     whole = bottom == 1 and (not symbols or all(c.is_Integer for c in sympy.Poly(top, *symbols).coeffs()))

@@ -18,11 +18,11 @@ from optpass.passes.attention.scores import (
     Constant,
     Reader,
     exact_cast,
-    is_row_maximum,
     peel,
     product_operands,
     row_maximum_values,
     scaled,
+    shifts_rows,
 )  # fmt: skip
 from optpass.passes.attention.site import Blocked, Factor, Number, Operand, Site
 
@@ -218,7 +218,11 @@ class _Weights:
         while value.name != "cat":
             source = value.args[0] if value.args and isinstance(value.args[0], Value) else None
             cast = value.name == "_to_copy" and source is not None and exact_cast(source.dtype, value.dtype)
-            shift = value.name == "sub" and source is not None and is_row_maximum(value.args[1], source)
+            shift = (
+                value.name == "sub"
+                and source is not None
+                and shifts_rows(value.args[1], source, dims, atoms(self.wide))
+            )
             if source is None or not (cast or shift):
                 raise Blocked("a column is dropped after the softmax that was not appended before it", value)
             self.walk.passed.append(value)

@@ -113,6 +113,10 @@ class Writer:
             if node is not self.written.get(value):
                 self._check_unwritten(value)
             return node
+        return self.anew(value)
+
+    def anew(self, value: Value) -> fx.Node:
+        """The operations that make `value`, written again even where a node returns it."""
         if value.leaf or value.op is None:
             raise Blocked("part of it is inside an operation that is not looked into", value)
         if torch.Tag.nondeterministic_seeded in value.op.tags:

@@ -82,7 +82,7 @@ class Program:
         of_node: what a Dynamo node returns: a Value, a nested tuple or list of them, or something else (SymInt ...).
         by_node: values made while a Dynamo node ran, in order.
         writes: per storage, the Dynamo nodes that write to it, in order.
-        again: for an opaque value that a node's tensor became when its memory was written to, that node.
+        again: for a value that a node's tensor became when its memory was written to, that node.
         ran: nodes that were run on fake tensors, so that everything they do is among the values and writes.
         touches: per storage, every Dynamo node that makes an alias of it or writes to it.
     """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -68,14 +69,24 @@ class _Lowering:
         shape_env = self.mode.shape_env
         quiet = shape_env.suppress_guards() if shape_env is not None else contextlib.nullcontext()
         with contextlib.ExitStack() as stack:
-            for context in (quiet, _ambient(), torch.no_grad(), self.mode, _Recorder(self)):
+            # Without the dispatcher in Python some operations have no symbolic shapes (`baddbmm`, `constant_pad_nd`).
+            symbolic = getattr(torch._C, "_EnablePythonDispatcher", contextlib.nullcontext)()
+            for context in (quiet, _ambient(), torch.no_grad(), symbolic, self.mode, _Recorder(self)):
                 stack.enter_context(context)
             for node in self.graph.nodes:
                 self.node = node
                 self.program.of_node[node] = returned = self._lower(node)
                 if isinstance(returned, Value):
                     self.home.setdefault(id(returned.tensor), node)
+            self._forget_written()
         return self.program
+
+    def _forget_written(self) -> None:
+        """A constant of the graph that the graph writes to holds something else at the next call."""
+        for value in self.program.values:
+            kept = value.real is not None and value.node is not None and value.node.op == "get_attr"
+            if kept and value.storage in self.program.writes:
+                value.real, value.leaf = None, "opaque"
 
     # ---- one node ---------------------------------------------------------------------------------------------
 
@@ -134,15 +145,16 @@ class _Lowering:
         given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
         p, training = given.get("p", 0.5), given.get("training", given.get("train", True))
         x = self.known.get(id(given["input"]))
-        if x is None or given.get("inplace") or not isinstance(p, (int, float)) or not isinstance(training, bool):
+        if x is None or given.get("inplace") or not isinstance(training, bool):
             return self._closed(node)
         self.program.ran.add(node)
-        if not training or p == 0:
+        if not training or (isinstance(p, (int, float)) and p == 0):
             return x
         self.recording = False
         result = torch.empty_like(given["input"])
         self.recording = True
-        return self._new(result, op=torch.ops.aten.native_dropout.default, args=(x, float(p), True))
+        known = float(p) if isinstance(p, (int, float)) else math.nan  # Dynamo can make the module's p an input
+        return self._new(result, op=torch.ops.aten.native_dropout.default, args=(x, known, True))
 
     # ---- values -----------------------------------------------------------------------------------------------
 
@@ -168,7 +180,7 @@ class _Lowering:
         value = self.known.get(id(tensor))
         if value is not None and value.version == self.versions.get(value.storage, 0):
             return value
-        if value is None and not _is_fake(tensor):  # `torch.tensor(0.5)` in the user's code
+        if value is None and not _is_fake(tensor) and _is_plain(tensor):  # `torch.tensor(0.5)` in the user's code
             return self._new(tensor, leaf="constant", real=tensor)
         written = self._new(tensor, leaf="opaque")  # never seen, or its memory was written to through another alias
         if id(tensor) in self.home:
@@ -193,6 +205,11 @@ class _Lowering:
         if targets:
             self._record_write(op, arguments, filled, targets, result)
             return
+        number = _filled_with(op, filled)
+        if number is not None and result.is_contiguous():  # reads the shape of its argument and nothing else
+            full = [list(result.shape), number, result.dtype, torch.strided, result.device, False]
+            self._new(result, op=torch.ops.aten.full.default, args=tuple(full))
+            return
         outputs = result if isinstance(result, (tuple, list)) else (result,)
         for index, tensor in enumerate(outputs):
             if isinstance(tensor, torch.Tensor) and id(tensor) not in {id(t) for t in _tensors(filled)}:
@@ -210,6 +227,9 @@ class _Lowering:
         for other in self.kept:  # the same place under another name (`x.view_as(x)`, a second `to`)
             if other is not first and _same_place(other, first):
                 self.known[id(other)] = value
+        for tensor in self.kept:
+            if self.known.get(id(tensor)) is value and id(tensor) in self.home:
+                self.program.again.setdefault(value, self.home[id(tensor)])
 
     def _wrote(self, storage: int, node: fx.Node | None) -> None:
         self.versions[storage] = self.versions.get(storage, 0) + 1
@@ -268,6 +288,15 @@ def _is_fake(tensor: torch.Tensor) -> bool:
     return getattr(tensor, "fake_mode", None) is not None
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Has memory of its own: not one of `torch.func`'s wrappers."""
+    try:
+        tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
 def _storage(tensor: torch.Tensor) -> int:
     try:
         return int(tensor.untyped_storage()._cdata)
@@ -292,6 +321,17 @@ def _positional(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     schema = op._schema.arguments
     rest = [kwargs.get(a.name, a.default_value) for a in schema[len(args) :]]
     return (*args, *rest)
+
+
+def _filled_with(op: Any, filled: tuple[Any, ...]) -> Any:
+    """The number that `ones_like` and its kin fill a tensor with; None for any other operation."""
+    name = op._schema.name.rpartition("::")[2]
+    if name in ("ones_like", "new_ones"):
+        return 1
+    if name in ("zeros_like", "new_zeros"):
+        return 0
+    number = filled[2] if name == "new_full" else filled[1] if name == "full_like" else None
+    return number if isinstance(number, (int, float)) else None
 
 
 def _is_written(argument: Any) -> bool:

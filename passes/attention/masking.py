@@ -186,8 +186,8 @@ def _length(axes: tuple[Axis, ...], like: Value) -> int | torch.SymInt:
 def _asked(operand: Operand, frame: Frame, keep_when: bool) -> tuple[Value, list[str], bool]:
     """A mask, and along which axis of the scores each of its dims stands; a part of an axis is an axis of its own."""
     names = []
-    for group in operand.dims:
+    for dim, group in enumerate(operand.dims):
         axes = atoms(group)
-        whole = "q" if axes == frame.rows else "k" if axes == frame.keys else None
-        names.append(whole if whole and axes else f"axis {id(axes[0]) if axes else 0}")
+        whole = "q" if axes == frame.rows else "k" if axes == frame.keys else f"axes {[id(a) for a in axes]}"
+        names.append(whole if axes else f"dim {dim}")
     return operand.value, names, keep_when

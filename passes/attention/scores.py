@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from optpass.passes.attention.axes import Axis, Dims, above, atoms, broadcast, flat, fresh, resolve
+from optpass.passes.attention.axes import Axis, Dims, above, atoms, broadcast, equal, flat, fresh, is_one, resolve
 from optpass.passes.attention.ir import Value, arg
 from optpass.passes.attention.site import Bias, Blocked, Factor, Fill, Number, Operand, Scores, Softcap
 
@@ -227,7 +227,7 @@ class Reader:
             if isinstance(number, (int, float)) and math.isfinite(number) and isinstance(left, Value):
                 return self._shifted(source, dims)
             raise Blocked("scores are shifted by something that is not a finite number", value)
-        if value.name == "sub" and is_row_maximum(right, left):
+        if value.name == "sub" and shifts_rows(right, left, dims, self.keys):
             scores = self.read(left, dims)  # softmax does not change when a row is shifted by its own maximum
             scores.shifted = True
             scores.values.extend(row_maximum_values(right, left))
@@ -329,26 +329,26 @@ class Reader:
         raise first or Blocked("no operand leads to a product of queries and keys", value)
 
 
-def is_row_maximum(candidate: Value, scores: Value) -> bool:
-    """Whether `candidate` is the maximum of each row of `scores` over its last dim, with a place kept for it."""
-    return (
-        _strip(candidate).name in ("amax", "max")
-        and _strip(candidate).args[0] is scores
-        and _last(_strip(candidate), scores)
-    )
+def shifts_rows(candidate: Value, scores: Value, dims: Dims, keys: tuple[Axis, ...]) -> bool:
+    """Whether `candidate` is the maximum of `scores` over the keys (or over everything): one number for each row.
 
-
-def _strip(value: Value) -> Value:
-    while value.name in ("detach", "alias", "unsqueeze"):
-        value = value.args[0]
-    return value
-
-
-def _last(value: Value, scores: Value) -> bool:
-    """The reduction runs over the last dim alone and its result keeps a place for it."""
-    over = value.args[1] if len(value.args) > 1 else None
-    over = [over] if isinstance(over, int) else over
-    return isinstance(over, (list, tuple)) and [d % scores.dim for d in over] == [scores.dim - 1] and value.index == 0
+    `dims` are the axes of `scores`; the maximum must keep a place for the dim that it is taken over.
+    """
+    maximum = candidate
+    while maximum.name in ("detach", "alias", "unsqueeze"):
+        maximum = maximum.args[0]
+    if maximum.name not in ("amax", "max") or maximum.args[0] is not scores or maximum.index != 0:
+        return False
+    over = maximum.args[1] if len(maximum.args) > 1 else None
+    if over is None and maximum.name == "max":
+        return candidate.dim == 0
+    axis = [over] if isinstance(over, int) else list(over or ())
+    if len(axis) != 1 or candidate.dim != scores.dim:
+        return False
+    dim = axis[0] % scores.dim
+    sizes = enumerate(zip(candidate.shape, scores.shape, strict=True))
+    kept = all(is_one(c) if d == dim else equal(c, s) for d, (c, s) in sizes)
+    return kept and set(atoms(dims[dim])) == set(keys)
 
 
 def row_maximum_values(candidate: Value, scores: Value) -> list[Value]:

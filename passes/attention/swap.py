@@ -5,6 +5,7 @@ Works on one site at a time and leaves the graph as it was where it cannot finis
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -233,7 +234,28 @@ def _below(value: Value, user: Value, dims: Dims) -> Dims | None:
     return None
 
 
-def sweep(program: Program, graph: fx.Graph, sites: list[Site]) -> int:
+def free_of_scores(
+    program: Program,
+    graph: fx.Graph,
+    sites: list[Site],
+    live: set[Value],
+    writer_at: Callable[[fx.Node, Value], Writer],
+) -> None:
+    """Write nodes that only read the shape of scores or weights (`ones_like(scores)`) without them."""
+    inside = {v.node for s in sites for v in s.values}
+    for node in [n for n in graph.nodes if n in program.ran and n.users]:
+        value = program.node_value(node)
+        shape_only = value is not None and value.name == "full" and bool(node.all_input_nodes)
+        if value is None or not shape_only or value not in live or not _upstream(set(node.all_input_nodes)) & inside:
+            continue
+        writer = writer_at(node, value)
+        try:
+            node.replace_all_uses_with(writer.anew(value))
+        except Blocked:
+            writer.undo()
+
+
+def sweep(program: Program, graph: fx.Graph, sites: list[Site], live: set[Value]) -> int:
     """Erase the nodes that only made what is replaced now; returns how many.
 
     A node goes if everything that uses it goes. One that writes to memory goes only together with every node that
@@ -243,6 +265,8 @@ def sweep(program: Program, graph: fx.Graph, sites: list[Site]) -> int:
     owned = {v.storage for v in program.values if v.leaf in ("input", "constant")}
     inside = {v.node for s in sites for v in (*s.values, s.output) if v.node is not None}
     gone = {n for n in _upstream(inside) if n in order and _erasable(n, program)}
+    # What looked at them and made nothing that lives: the `scores[:1]` of a `zeros_like(scores[:1])`.
+    gone |= {n for n in order if _erasable(n, program) and not any(v in live for v in program.by_node.get(n, ()))}
     changed = True
     while changed:
         changed = False

@@ -6,6 +6,7 @@ Connects the modules of this package; each decision is made in one of them.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from optpass.passes.attention.swap import (
     Attachment,
     check_grad_mode,
     check_private,
+    free_of_scores,
     live_values,
     root_values,
     sweep,
@@ -63,7 +65,8 @@ class GraphWork:
             except Blocked as blocked:
                 self._decline(found, blocked)
         if self.done:
-            sweep(self.program, self.gm.graph, self.done)
+            free_of_scores(self.program, self.gm.graph, self.done, self.live, self._writer)
+            sweep(self.program, self.gm.graph, self.done, self.live)
             self.result.changed = True
 
     def _one(self, found: Found) -> None:
@@ -78,6 +81,8 @@ class GraphWork:
             site, prover=self.prover, exact_rows=self.config.masked_rows == "exact",
             training=self.training and site.output.grad, sizes=self.hints,
         )  # fmt: skip
+        if math.isnan(site.dropout) and self.config.dropout == "swap":
+            raise Blocked("the probability of its dropout is not known when compiling", site.dropout_value)
         if site.dropout and self.config.dropout == "keep":
             raise Blocked(
                 f"dropout {site.dropout:g} is active and the kernel draws other random numbers "
@@ -129,7 +134,7 @@ class GraphWork:
 
     def _write(self, site: Site, planned: Plan, choice: Choice, cost: dict[str, float]) -> None:
         assert site.output.node is not None
-        writer = Writer(self.gm.graph, self.program, site.output.node, site.output, self.nodes, self.hints)
+        writer = self._writer(site.output.node, site.output)
         try:
             attachment = Attachment(site, self.program, self.live)
             rewrite = Rewrite(writer, planned)
@@ -159,7 +164,7 @@ class GraphWork:
         if at is None or not masks:
             return
         first = next(n for n in self.gm.graph.nodes if n in masks)
-        writer = Writer(self.gm.graph, self.program, first, planned.site.output, self.nodes, self.hints)
+        writer = self._writer(first, planned.site.output)
         try:
             computed = compute_masks(writer, planned, self.nodes)
         except Blocked:
@@ -189,6 +194,9 @@ class GraphWork:
 
     def _prefer(self, choice: Choice) -> str | None:
         return None if choice.by_default or not preference.available() else choice.kernel
+
+    def _writer(self, at: fx.Node, like: Value) -> Writer:
+        return Writer(self.gm.graph, self.program, at, like, self.nodes, self.hints)
 
     def _guard(self, proofs: Sequence[MaskFacts]) -> None:
         """The rewrite holds while buffers hold what was proved from them."""

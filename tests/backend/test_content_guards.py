@@ -240,6 +240,7 @@ def test_nothing_is_compared_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_unchanged_contents_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(content_guard, "MIN_PERIOD", 1 << 30)
+    monkeypatch.setattr(content_guard, "ALWAYS_BYTES", -1)
     compared: list[int] = []
     real = content_guard.same_contents
     monkeypatch.setattr(content_guard, "same_contents", lambda *a: compared.append(1) or real(*a))
@@ -255,7 +256,17 @@ def test_unchanged_contents_are_compared_once(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("write", [lambda t: t.data.fill_(2), lambda t: t.numpy().fill(2)], ids=["data", "numpy"])
-def test_uncounted_writes_are_found_late(write: Callable[[torch.Tensor], Any]) -> None:
+def test_uncounted_writes_to_small_tensors_are_found(write: Callable[[torch.Tensor], Any]) -> None:
+    model, x = Masked(), torch.randn(2, 4)
+    step = compiled(model)
+    check(step, model, x)
+    write(model.mask)
+    check(step, model, x)
+
+
+@pytest.mark.parametrize("write", [lambda t: t.data.fill_(2), lambda t: t.numpy().fill(2)], ids=["data", "numpy"])
+def test_uncounted_writes_are_found_late(write: Callable[[torch.Tensor], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content_guard, "ALWAYS_BYTES", -1)
     model, x = Masked(), torch.randn(2, 4)
     step = compiled(model)
     check(step, model, x)
@@ -280,6 +291,7 @@ def test_writes_while_the_graph_is_compiled_are_found() -> None:
 def test_layers_that_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """One frame, compiled once, with the buffers of each layer in turn."""
     monkeypatch.setattr(content_guard, "MIN_PERIOD", 1 << 30)
+    monkeypatch.setattr(content_guard, "ALWAYS_BYTES", -1)
     compared: list[int] = []
     real = content_guard.same_contents
     monkeypatch.setattr(content_guard, "same_contents", lambda *a: compared.append(1) or real(*a))

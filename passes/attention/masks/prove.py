@@ -84,17 +84,15 @@ class Prover:
         return replace(found, finite=finite, buffers=buffers)
 
     def constant(self, value: Value) -> bool | int | float | None:
-        """The one number that all elements of `value` provably are; None where there is none, or it is NaN.
+        """The one number that all elements of `value` are in every run; None where there is none, or it is NaN.
 
-        Contents of buffers are not relied on unless `contents` gave them; `constant_buffers` then lists them.
+        Rests on no contents of inputs: those may change between runs. See `constant_now`.
         """
-        return self._constant(value)[0]
+        found, buffers = self.constant_now(value)
+        return None if buffers else found
 
-    def constant_buffers(self, value: Value) -> tuple[Value, ...]:
-        """The Values whose contents the result of `constant` rests on."""
-        return self._constant(value)[1]
-
-    def _constant(self, value: Value) -> tuple[bool | int | float | None, tuple[Value, ...]]:
+    def constant_now(self, value: Value) -> tuple[bool | int | float | None, tuple[Value, ...]]:
+        """The one number that all elements of `value` are, and the Values whose contents must stay for that."""
         index = tuple(self.engine.atoms.axis(f"dim {d}", self.engine.sizes.form(s)) for d, s in enumerate(value.shape))
         with self.engine.watch() as used:
             found: Expr | None = self.engine.element(value, index)
