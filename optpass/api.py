@@ -82,14 +82,20 @@ def analyze(
     return analysis_of_capture(target, capture, spec, train, notes)
 
 
-def report(name: str = "") -> Report:
+def report(name: str = "", *, measure: bool = False) -> Report:
     """Everything that this process has compiled with `backend="optpass"` so far, priced for its device.
 
     Args:
         name: title of the report.
+        measure: time every attention site that was swapped, beside the way that it was written: seconds for each
+            size that differs. The figures stand in the cost of the sites.
     """
     from optpass.backend.reporting import build_report
 
+    if measure:
+        from optpass.backend.measured_attention import measure_sites
+
+        measure_sites()
     return build_report(name)
 
 

@@ -41,7 +41,7 @@ class Attention(Pass):
         return self._config
 
     def run(self, gm: fx.GraphModule, ctx: PassContext) -> PassResult:
-        result = PassResult()
+        result = PassResult(product=[])  # swapped sites, each with the problem that it is
         self._graph(gm, ctx, result)
         return result
 
@@ -60,10 +60,11 @@ class Attention(Pass):
         """A copy of the inner graph is worked on, so that undoing the pass means putting the old one back."""
         if any(str(user.target) == "flex_attention" for user in node.users):
             return  # what it does to one score is not a graph with attention in it
-        worked, found = copy.deepcopy(inner), PassResult()
+        worked, found = copy.deepcopy(inner), PassResult(product=[])
         self._graph(worked, dataclasses.replace(ctx, contents=lambda _node: None), found)
         result.applied += found.applied
         result.declined += found.declined
+        result.product += found.product
         if found.changed:
             worked.recompile()
             setattr(gm, str(node.target), worked)

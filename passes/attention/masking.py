@@ -14,7 +14,7 @@ import torch
 
 from optpass.passes.attention.axes import Axis, atoms, flat
 from optpass.passes.attention.frame import Frame, size_of
-from optpass.passes.attention.ir import Value
+from optpass.passes.attention.ir import Value, same
 from optpass.passes.attention.masks import MaskFacts, Prover
 from optpass.passes.attention.problem import MaskKind
 from optpass.passes.attention.scores import MINUS_INFINITY
@@ -39,7 +39,8 @@ class MaskPlan:
         empty_rows: what rows without a single key come out as: 'never' (there are none, or it does not matter), 'added'
             (large negative numbers are added: the weights that these leave, or NaN, and gradients flow on), 'uniform'
             (scores are replaced: uniform weights, no gradient to the scores), 'nan' (replaced by minus infinity: NaN),
-            'zero' (weights are set to zero: what kernels do by themselves beside minus infinity).
+            'large' (there are none, but all keys of a row may carry a number beside which kernels lose precision in the
+            backward), 'zero' (weights are set to zero: what kernels do by themselves beside minus infinity).
         finite: the mask operand has a finite number in every row.
         facts: what was proved of the masks that are left, for the words.
         proofs: all that was proved, for the guards.
@@ -82,6 +83,10 @@ class _Term:
         """Known to leave different weights in a row whose scores are lost: there are several such numbers."""
         return sum(v <= hidden for v in self.extremes) > 1 or any(v >= -hidden for v in self.extremes)
 
+    def bounded(self, hidden: float) -> bool:
+        """Proved not to drown the scores that it is added to."""
+        return bool(self.extremes) and max(map(abs, self.extremes)) < -hidden
+
     @property
     def huge(self) -> bool:
         """Two such numbers may add up to minus infinity."""
@@ -99,11 +104,11 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
     fills = [(f, p) for f, p in fills if p.kind != "all"]
     terms = [t for t in terms if t.facts.kind != "all"]
     facts = [p for _, p in fills] + [t.facts for t in terms]
-    if not facts and not site.zeroed:
-        return MaskPlan("none", proofs=proofs)
     for mask, hides in site.zeroed:
-        if not any(f.mask.value is mask and f.keep_when is not hides for f in scores.fills):
+        if not any(same(f.mask.value, mask) and f.keep_when is not hides for f in scores.fills):
             raise Blocked("weights are set to zero where their scores were not masked", site.output)
+    if not facts:
+        return MaskPlan("none", proofs=proofs)
     hiding = [t for t in terms if t.hides]
     together = _together(site, frame, prover, [f for f, _ in fills], hiding)
     if len(hiding) == len(terms) and together.kind == "causal" and not site.zeroed:
@@ -113,9 +118,11 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
     limit = min(_SMALL, -no_key(site))
     settled = together.row_never_empty and all(t.hides or t.small(limit) for t in terms)
     empty = "never"
-    if site.zeroed:
-        empty = _zeroed(site, fills, terms, limit)
-    elif exact_rows and not settled and site.sink is None:  # a sink is a key of every row
+    if site.zeroed and fills:
+        empty = _zeroed(site, fills, [t for t in terms if not t.small(limit)], training)
+    elif together.row_never_empty and all(t.hides or t.bounded(no_key(site)) for t in terms):
+        empty = "large" if training and not settled else "never"
+    elif exact_rows and site.sink is None:  # a sink is a key of every row
         empty = _empty_rows(site, fills, terms, training, limit)
     finite = all(t.facts.finite and abs(t.bias.coefficient) <= 1 and not t.bias.factors for t in terms)
     several = sum(t.huge for t in terms) + any(math.isfinite(f.fill) for f, _ in fills) > 1
@@ -134,9 +141,9 @@ def _together(site: Site, frame: Frame, prover: Prover, fills: list[Fill], hidin
     return prover.prove_all(asked, _length(frame.rows, site.output), _length(frame.keys, site.output))
 
 
-def _zeroed(site: Site, fills: list[tuple[Fill, MaskFacts]], terms: list[_Term], limit: float) -> str:
+def _zeroed(site: Site, fills: list[tuple[Fill, MaskFacts]], large: list[_Term], training: bool) -> str:
     """Rows without a key are zeros in the user's program too, if one mask alone says which they are."""
-    if len(fills) != 1 or not all(t.small(limit) for t in terms) or site.sink is not None:
+    if len(fills) > 1 or (large and training) or any(t.hides for t in large) or site.sink is not None:
         raise Blocked("weights are set to zero after the softmax, and more than one mask is at work", site.output)
     return "zero"
 

@@ -17,7 +17,7 @@ from optpass.passes.attention.plan import Plan
 from optpass.passes.attention.site import Blocked
 
 #: Beside a larger number than this the logarithm of a row's sum is lost in float32.
-_LARGE = 1e5
+_LARGE = 1e3
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class EmptyRows:
         how, training = self.plan.mask.empty_rows, self.plan.problem.training
         if how in ("never", "zero") or mask is None or (how == "uniform" and not training):
             return Rows(query, value, mask)
+        if how == "large":
+            return Rows(query, value, self._shifted(mask)[0])
         if how == "added":
             return self._added(query, key, value, mask) if training else self._result(query, value, mask)
         call = self.writer.call

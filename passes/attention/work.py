@@ -148,14 +148,14 @@ class GraphWork:
         self.done.append(site)
         self._guard(planned.mask.proofs)
         source = locate(site.output.node)
-        self.result.applied.append(
-            Record(
-                kind="attention", file=source.file, line=source.line, module=source.module, node=site.output.node.name,
-                reason=choice.reason, before=words.before(site, planned.mask.facts),
-                after=words.after(planned, str(choice.target), choice.kernel),
-                cost=words.figures(planned, choice.materialises) | cost,
-            )
+        record = Record(
+            kind="attention", file=source.file, line=source.line, module=source.module, node=site.output.node.name,
+            reason=choice.reason, before=words.before(site, planned.mask.facts),
+            after=words.after(planned, str(choice.target), choice.kernel),
+            cost=words.figures(planned, choice.materialises) | cost,
         )  # fmt: skip
+        self.result.applied.append(record)
+        self.result.product.append((record, planned.problem))
 
     def _compute_masks(self, planned: Plan) -> None:
         """No kernel pays here; what is proved of the mask is of use all the same."""

@@ -6,7 +6,6 @@ import gc
 import logging
 import operator
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from optpass.backend import content_guard, contents
+from optpass.backend import content_guard
 from optpass.backend.reporting import build_report
 from optpass.options import Options
 from optpass.passes import registry
@@ -462,22 +461,3 @@ def test_nothing_of_the_users_is_kept() -> None:
     del replaced
     gc.collect()
     assert memory() is None
-
-
-def test_the_watch_is_cheap() -> None:
-    masks = [torch.ones(64) for _ in range(100)]
-    known = [contents.Known(f"mask {i}", i, mask, mask.clone()) for i, mask in enumerate(masks)]
-    guarded = content_guard.Guarded(lambda *args: None, [(k, "ones") for k in known], lambda: lambda *args: 1, "0")
-
-    def best(function: Callable[..., Any]) -> float:
-        times = []
-        for _ in range(30):
-            start = time.perf_counter()
-            for _ in range(5):
-                function(*masks)
-            times.append((time.perf_counter() - start) / 5)
-        return min(times)
-
-    each = (best(guarded) - best(lambda *args: None)) / len(masks)
-    print(f"{1e9 * each:.0f} ns a guarded tensor")
-    assert each < 3e-6  # half a microsecond on an idle machine
