@@ -41,8 +41,12 @@ def root_values(program: Program, graph: fx.Graph) -> set[Value]:
         made = program.by_node.get(node, [])
         opaque = node.op in ("call_function", "call_method", "call_module") and node not in program.ran
         if node.op == "output" or (opaque and not _is_size(node)):
-            for source in node.all_input_nodes:
-                roots.update(_flat(program.of_node.get(source)))
+            given = [v for source in node.all_input_nodes for v in _flat(program.of_node.get(source))]
+            roots.update(given)
+            # A node's tensor may have been written to since: what it holds then is what is seen.
+            roots.update(
+                v for g in given if g.storage in program.writes for v in program.values if v.storage == g.storage
+            )
         roots.update(v for v in made if v.version and v.storage in owned)
     return roots
 
@@ -262,18 +266,20 @@ def sweep(program: Program, graph: fx.Graph, sites: list[Site], live: set[Value]
     touches that memory, so that no write is lost that somebody still sees.
     """
     order = {n: i for i, n in enumerate(graph.nodes)}
-    owned = {v.storage for v in program.values if v.leaf in ("input", "constant")}
+    owned = {v.storage for v in program.values if v.leaf}
     inside = {v.node for s in sites for v in (*s.values, s.output) if v.node is not None}
     gone = {n for n in _upstream(inside) if n in order and _erasable(n, program)}
     # What looked at them and made nothing that lives: the `scores[:1]` of a `zeros_like(scores[:1])`.
     gone |= {n for n in order if _erasable(n, program) and not any(v in live for v in program.by_node.get(n, ()))}
+    # What wrote to a result that was replaced writes to the replacement now.
+    moved = {v.storage for s in sites if s.output.node is not None for v in _flat(program.of_node.get(s.output.node))}
     changed = True
     while changed:
         changed = False
         for node in list(gone):
             storages = {v.storage for v in program.by_node.get(node, ())}
             storages |= {s for s, writers in program.writes.items() if node in writers}
-            tied = {t for s in storages if s in program.writes for t in program.touches.get(s, ())}
+            tied = {t for s in storages - moved if s in program.writes for t in program.touches.get(s, ())}
             lost = any(u not in gone for u in node.users) or not tied <= gone
             if lost or any(s in owned and node in program.writes.get(s, ()) for s in storages):
                 gone.discard(node)
