@@ -14,6 +14,7 @@ from optpass.bench.result import Result
 from optpass.errors import ConfigError, did_you_mean
 
 MODULES: Mapping[str, str] = {
+    "attention_compile": "optpass.bench.attention_compile",
     "compile_time": "optpass.bench.compile_time",
     "fusion_bytes": "optpass.bench.fusion_bytes",
     "roofline": "optpass.bench.roofline",

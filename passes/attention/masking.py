@@ -124,12 +124,22 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
         empty = "large" if training and not settled else "never"
     elif exact_rows and site.sink is None:  # a sink is a key of every row
         empty = _empty_rows(site, fills, terms, training, limit)
+    if empty in ("uniform", "added") and _loses_rows(site):
+        raise Blocked(
+            f"rows without a single key are not normalised by this spelling of softmax{_ALLOWED}", site.softmax
+        )
     finite = all(t.facts.finite and abs(t.bias.coefficient) <= 1 and not t.bias.factors for t in terms)
     several = sum(t.huge for t in terms) + any(math.isfinite(f.fill) for f, _ in fills) > 1
     kind: MaskKind = "bool" if empty in ("never", "zero") and not terms else "float"
     return MaskPlan(
         kind, [f for f, _ in fills], [t.bias for t in terms], empty, finite and not several, facts, proofs, row_free
     )
+
+
+def _loses_rows(site: Site) -> bool:
+    """`exp(x - logsumexp(x))`, and `exp(x) / sum` without the maximum taken off: large numbers are lost on both."""
+    spelled = site.softmax.name
+    return (spelled == "exp" and site.softmax.args[0].name == "sub") or (spelled == "div" and not site.scores.shifted)
 
 
 def _together(site: Site, frame: Frame, prover: Prover, fills: list[Fill], hiding: list[_Term]) -> MaskFacts:
