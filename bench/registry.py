@@ -14,7 +14,10 @@ from optpass.bench.result import Result
 from optpass.errors import ConfigError, did_you_mean
 
 MODULES: Mapping[str, str] = {
+    "attention": "optpass.bench.attention",
     "attention_compile": "optpass.bench.attention_compile",
+    "attention_coverage": "optpass.bench.attention_coverage",
+    "attention_table": "optpass.bench.attention_table",
     "compile_time": "optpass.bench.compile_time",
     "fusion_bytes": "optpass.bench.fusion_bytes",
     "roofline": "optpass.bench.roofline",

@@ -20,7 +20,7 @@ from optpass.passes.attention.emit import Writer, tensor_of
 from optpass.passes.attention.plan import Plan
 from optpass.passes.attention.preference import preferring
 from optpass.passes.attention.rows import EmptyRows
-from optpass.passes.attention.site import Bias, Factor, Fill, Operand
+from optpass.passes.attention.site import Bias, Blocked, Factor, Fill, Operand
 
 Layout = tuple[tuple[Axis, ...], ...]
 
@@ -65,6 +65,10 @@ class Rewrite:
         """FlexAttention, as `sdpa`; `attach` puts a graph on the owning module."""
         plan = self.plan
         query, key, value, mask, after = self._prepared()
+        if plan.problem.device == "cpu" and any(_views_input(t) for t in (query, key, value)):
+            raise Blocked(
+                "Inductor's FlexAttention for CPUs fails on a view of an input of other dims", plan.site.output
+            )
         scale, outer = flex.softcap(plan.scale, plan.site.scores.softcaps)
         kind = None if mask is None else "bool" if tensor_of(mask).dtype == torch.bool else "float"
         broadcast: tuple[bool, ...] = ()
@@ -246,6 +250,21 @@ class Rewrite:
             clamped = self.writer.call(torch.clamp, mask, min=low, max=-low)
             mask = self.writer.call(torch.where, self.writer.call(torch.isinf, mask), mask, clamped)
         return self.writer.to(mask, dtype)
+
+
+def _views_input(node: fx.Node) -> bool:
+    """Nothing but another shape of a graph input that has not four dims."""
+    views = (torch.reshape, torch.permute, torch.Tensor.expand, torch.narrow)
+    while node.op == "call_method" or node.target in views:
+        source = node.args[0]
+        same = (isinstance(source, fx.Node) and str(node.target) in _VIEW_METHODS) or node.target in views
+        if not same or not isinstance(source, fx.Node):
+            return False
+        node = source
+    return node.op == "placeholder" and tensor_of(node).dim() != 4
+
+
+_VIEW_METHODS = frozenset("view reshape transpose permute unsqueeze squeeze expand unflatten flatten".split())
 
 
 def place(writer: Writer, node: fx.Node, dims: Layout, target: Dims) -> fx.Node:

@@ -113,10 +113,12 @@ class GraphWork:
 
     def _price(self, planned: Plan, choice: Choice) -> dict[str, float]:
         """Figures behind the choice; blocks where the kernel would not be faster, unless the user wants it always."""
-        buffers = any(facts.buffers for facts in planned.mask.facts)
+        mask = planned.mask
+        added = any(facts.buffers for facts in mask.proofs[len(planned.site.scores.fills) :])
+        loaded = mask.kind == "bool" or added  # a causal fill from a buffer is computed where no kernel pays
         verdict = gate.decide(
             planned.problem, str(choice.target), choice.kernel, self._spec(planned),
-            mask_form="loaded" if buffers or planned.mask.kind == "bool" else "computed", regions=self.sites,
+            mask_form="loaded" if loaded else "computed", regions=self.sites,
         )  # fmt: skip
         cost = {"fused_us": verdict.fused_us, "unfused_us": verdict.unfused_us}
         if verdict.fused_us:

@@ -1,0 +1,266 @@
+"""Claim: with `attention="auto"`, attention written by hand runs as fast as the best of what a person could choose.
+
+Two parts. The op alone: over dtypes, lengths, forward and training, causal or not, head dims, the written-out attention
+of `attention_programs` compiled with `backend="optpass"` is timed against the same uncompiled ("eager"), compiled with
+Inductor alone, and SDPA called by hand (compiled with Inductor). optpass may be at most `TOLERANCE` slower than the
+best of the three, and for float32, causal, forward and lengths of 1024 and more must be `GAIN` times as fast as eager.
+And the GPT of `models`, at three lengths, inference and training, against the same model with SDPA written in by hand:
+at least `GPT_GOAL` of its speed.
+
+The op's batch shrinks as its length grows, so that every sample has the same number of tokens and no cell is a measure
+of what calling a compiled function costs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from optpass.bench.clocks import Call, check_device
+from optpass.bench.environment import environment
+from optpass.bench.harness import Case, Comparison, compare
+from optpass.bench.progress import Progress
+from optpass.bench.registry import BenchConfig
+from optpass.bench.result import Result, Row
+from optpass.bench.stats import Interval, ratio_interval, ratio_of_medians
+from optpass.errors import ConfigError
+
+if TYPE_CHECKING:
+    from optpass.bench.attention_programs import GPTCell, OpCell
+
+TOLERANCE = 0.03
+GAIN = 3.0
+GPT_GOAL = 0.97
+CLAIM = (
+    f"Hand-written attention compiled with optpass is at most {TOLERANCE:.0%} slower than the best of eager, Inductor "
+    f"and SDPA by hand, {GAIN:g} times as fast as eager for the float32 causal op from S = 1024 on, and a GPT with it "
+    f"{GPT_GOAL} times as fast as with SDPA by hand, or faster."
+)
+
+ROUNDS = 12
+#: Wall seconds of one cell of the op and of the GPT, compiling included, and of everything.
+OP_S = 40.0
+GPT_S = 150.0
+BUDGET_S = 7200.0
+DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("bfloat16", "float16", "float32")}
+LENGTHS = {"cpu": (128, 256, 512, 1024, 2048), "cuda": (512, 1024, 2048, 4096, 8192, 16384)}
+HEAD_DIMS = (64, 128)
+GPT_LENGTHS = (512, 1024, 2048)
+#: With `quick`.
+QUICK_LENGTHS = {"cpu": (512, 1024), "cuda": (1024, 4096)}
+QUICK_GPT = (1024,)
+#: The compiler of each case; the baseline first.
+OPTPASS: Mapping[str, Any] = {"backend": "optpass", "options": {"attention": "auto"}}
+INDUCTOR: Mapping[str, Any] = {"backend": "inductor"}
+EAGER, ALONE, HAND, OURS = "eager", "inductor", "sdpa by hand", "optpass"
+
+
+@dataclass
+class Judged:
+    """What the cells came to: `low` and `high` bound a ratio that must stay at or below `limit`."""
+
+    goal: str
+    limit: float
+    cells: list[tuple[str, float, Interval | None]] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool | None:
+        """False where an interval is beyond the limit, True where all are within, None where some cannot tell."""
+        if any(found is not None and found.low > self.limit for _, _, found in self.cells):
+            return False
+        return True if self.cells and all(f is not None and f.high <= self.limit for _, _, f in self.cells) else None
+
+    @property
+    def finding(self) -> str:
+        """The worst cell in words."""
+        if not self.cells:
+            return f"{self.goal}: not measured"
+        name, ratio, found = max(self.cells, key=lambda cell: cell[1])
+        spread = f" [{found.low:.3f}, {found.high:.3f}]" if found else ""
+        beyond = sum(f is not None and f.low > self.limit for _, _, f in self.cells)
+        unclear = sum(f is None or f.low <= self.limit < f.high for _, _, f in self.cells)
+        return (
+            f"{self.goal}: worst {ratio:.3f}{spread} ({name}), limit {self.limit:.3f}, "
+            f"of {len(self.cells)} cells {beyond} beyond it, {unclear} unclear"
+        )
+
+
+@dataclass
+class Run:
+    """What has been measured so far."""
+
+    config: BenchConfig
+    progress: Progress
+    rounds: int
+    ends: float
+    rows: list[Row] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    best: Judged = field(default_factory=lambda: Judged("time over the best", 1 + TOLERANCE))
+    gain: Judged = field(default_factory=lambda: Judged("time over eager, float32 causal forward", 1 / GAIN))
+    gpt: Judged = field(default_factory=lambda: Judged("GPT, time over SDPA by hand", 1 / GPT_GOAL))
+
+
+def run(config: BenchConfig, progress: Progress) -> Result:
+    """Measure the op and the GPT; `models=("gpt",)` measures the GPT alone, which can refute the claim, not prove it.
+
+    Raises:
+        ConfigError: no such device here, or a model or size that this benchmark does not have.
+    """
+    check_device(config.device)
+    if config.size is not None or set(config.models) - {"gpt"}:
+        raise ConfigError("benchmark attention has sizes of its own, and no model but gpt: leave --size out")
+    rounds = config.rounds or (6 if config.quick else ROUNDS)
+    budget_s = config.budget_s if config.budget_s is not None else BUDGET_S
+    before = environment(config.device)
+    ops, gpts = ([] if config.models else op_cells(config)), gpt_cells(config)
+    done = Run(config, progress, rounds, time.monotonic() + budget_s)
+    progress.start(len(ops) + len(gpts))
+    for op in ops:
+        _cell(done, op.name, _op_cases(op, config.seed), partial(_judge_op, done, op), OP_S)
+    for gpt in gpts:
+        _cell(done, gpt.name, _gpt_cases(gpt, config.seed), partial(_judge_gpt, done, gpt), GPT_S)
+    judged = [done.gpt] if config.models else [done.best, done.gain, done.gpt]
+    return Result(
+        name="attention",
+        claim=CLAIM,
+        environment=before.finished(),
+        config=asdict(config) | {"rounds": rounds, "budget_s": budget_s, "compilers": [OPTPASS, INDUCTOR]},
+        rows=tuple(done.rows),
+        passed=None if config.quick else _passed(judged, complete=config.full and not done.left_out),
+        finding="; ".join(part.finding for part in judged),
+        notes=_notes(done),
+    )
+
+
+def op_cells(config: BenchConfig) -> list[OpCell]:
+    """The cells of the op; with `quick` a few lengths and one head dim."""
+    from optpass.bench.attention_programs import OpCell
+
+    lengths = (QUICK_LENGTHS if config.quick else LENGTHS)[config.device]
+    dims = HEAD_DIMS[:1] if config.quick else HEAD_DIMS
+    grid = product(DTYPES[config.device][: 2 if config.quick else None], lengths, (False, True), (True, False), dims)
+    return [
+        OpCell(dtype, length, training, causal, dim, config.device) for dtype, length, training, causal, dim in grid
+    ]
+
+
+def gpt_cells(config: BenchConfig) -> list[GPTCell]:
+    """The cells of the GPT; with `quick` one length."""
+    from optpass.bench.attention_programs import GPTCell
+
+    lengths = QUICK_GPT if config.quick else GPT_LENGTHS
+    return [GPTCell(length, training, config.device) for length in lengths for training in (False, True)]
+
+
+def _op_cases(cell: OpCell, seed: int) -> list[Case]:
+    from optpass.bench.attention_programs import ByHand, Handwritten, op_call
+
+    def written() -> Handwritten:
+        return Handwritten(cell.length, cell.causal)
+
+    return [
+        Case(EAGER, lambda: op_call(cell, written(), None, seed)),
+        Case(ALONE, lambda: op_call(cell, written(), dict(INDUCTOR), seed)),
+        Case(HAND, lambda: op_call(cell, ByHand(cell.causal), dict(INDUCTOR), seed)),
+        Case(OURS, lambda: op_call(cell, written(), dict(OPTPASS), seed)),
+    ]
+
+
+def _gpt_cases(cell: GPTCell, seed: int) -> list[Case]:
+    from optpass.bench.attention_programs import by_hand, gpt_call
+
+    def make(compiler: Mapping[str, Any], *, hand: bool) -> Call:
+        model, inputs = cell.build(seed)
+        return gpt_call(cell, by_hand(model) if hand else model, inputs, dict(compiler))
+
+    return [
+        Case(HAND, lambda: make(INDUCTOR, hand=True)),
+        Case(ALONE, lambda: make(INDUCTOR, hand=False)),
+        Case(OURS, lambda: make(OPTPASS, hand=False)),
+    ]
+
+
+def _cell(
+    done: Run, name: str, cases: Sequence[Case], judge: Callable[[Comparison], dict[str, float | str]], budget_s: float
+) -> None:
+    """Measure one cell from a fresh state, unless the time is over."""
+    import torch
+
+    from optpass.backend import compat
+
+    done.progress.step(name, count=1)
+    if time.monotonic() >= done.ends:
+        done.left_out.append(name)
+        return
+    compat.reset_dynamo()  # no graph of another cell, and no recompile limit reached
+    fitting = [case for case in cases if done.config.device == "cpu" or _fits(done, name, case)]
+    if OURS not in {case.name for case in fitting} or len(fitting) < 2:
+        done.left_out.append(name)
+        return
+    torch.manual_seed(done.config.seed)
+    found = compare(
+        fitting, rounds=done.rounds, budget_s=budget_s, tolerance=done.config.tolerance, device=done.config.device,
+        warmup=1 if done.config.device == "cpu" else 3, seed=done.config.seed,
+    )  # fmt: skip
+    rows = found.rows(name)
+    over = judge(found)
+    done.rows += [row.model_copy(update={"extra": over}) if row.case == OURS else row for row in rows]
+
+
+def _fits(done: Run, name: str, case: Case) -> bool:
+    """Whether a case runs in the GPU's memory; what holds all scores may not."""
+    import torch
+
+    try:
+        case.make()()
+        torch.cuda.synchronize()
+    except torch.OutOfMemoryError:
+        done.left_out.append(f"{name}: {case.name} (out of memory)")
+        return False
+    finally:
+        torch.cuda.empty_cache()
+    return True
+
+
+def _judge_op(done: Run, cell: OpCell, found: Comparison) -> dict[str, float | str]:
+    """Hold optpass against the best of the others, and against eager where that is claimed."""
+    ours = found.samples[OURS]
+    best = min((name for name in found.samples if name != OURS), key=lambda name: _median(found, name))
+    interval = ratio_interval(found.samples[best], ours, seed=done.config.seed)
+    ratio = ratio_of_medians(found.samples[best], ours)
+    done.best.cells.append((cell.name, ratio, interval))
+    if (cell.dtype, cell.training, cell.causal) == ("float32", False, True) and cell.length >= 1024:
+        eager = found.samples.get(EAGER)
+        if eager is not None:
+            over = ratio_interval(eager, ours, seed=done.config.seed)
+            done.gain.cells.append((cell.name, ratio_of_medians(eager, ours), over))
+    spread = {"low": interval.low, "high": interval.high} if interval else {}
+    return {"best": best, "of best": ratio, **spread}
+
+
+def _judge_gpt(done: Run, cell: GPTCell, found: Comparison) -> dict[str, float | str]:
+    interval = ratio_interval(found.samples[HAND], found.samples[OURS], seed=done.config.seed)
+    done.gpt.cells.append((cell.name, found.ratio(OURS), interval))
+    return {"speed of sdpa by hand": 1 / found.ratio(OURS)}
+
+
+def _median(found: Comparison, name: str) -> float:
+    return ratio_of_medians((1.0,) * len(found.samples[name]), found.samples[name])
+
+
+def _passed(judged: Sequence[Judged], *, complete: bool) -> bool | None:
+    if any(part.passed is False for part in judged):
+        return False
+    return True if complete and all(part.passed for part in judged) else None
+
+
+def _notes(done: Run) -> tuple[str, ...]:
+    notes = [
+        "'best' is the fastest of the other cases; 'of best' is optpass's time over it, 'low' and 'high' its interval",
+        "the op's inputs are [batch, heads, length, head dim], contiguous; its causal mask is a float tril buffer",
+    ]
+    return (*notes, *([f"not measured: {', '.join(done.left_out)}"] if done.left_out else []))

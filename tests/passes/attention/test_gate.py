@@ -1,0 +1,402 @@
+"""The cost gate: tables read at and between their points, the verdict, and what was published of GPUs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+from importlib import resources
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from optpass.errors import ConfigError
+from optpass.passes import devices
+from optpass.passes.attention import gate
+from optpass.passes.attention.gate import Figures, Found, Table, decide, fused, unfused
+from optpass.passes.attention.gate.lookup import instructions
+from optpass.passes.attention.gate.table import Axes, Base, along, from_json, per_score
+from optpass.passes.attention.problem import Problem
+from optpass.reporting.environment import cpu_model
+
+AXES = Axes((1.0, 64.0, 1024.0), (64.0, 1024.0), (64.0, 1024.0), (64.0, 128.0), (2.0**20, 2.0**24))
+PLAIN = ((9.0, 8.0), (7.0, 6.0), (6.0, 5.0))
+UNFUSED = Figures(
+    plane=PLAIN,
+    dims=((7.0, 5.0), (10.0, 8.0)),
+    masks={
+        "none": (7.0, 5.0),
+        "loaded": (11.0, 9.0),
+        "computed": (7.5, 5.5),
+        "operand": (7.5, 5.5),
+        "full": (8.5, 7.5),
+    },
+    scores={"1": (5.0, 9.0), "4": (5.0, 6.0)},
+)
+FLASH = Figures(
+    plane=tuple(tuple(value - 1 for value in row) for row in PLAIN),
+    masks={"none": (6.0, 4.0), "causal": (6.0, 2.0), "operand": (6.5, 4.5), "full": (7.0, 5.0)},
+)
+CPU = devices.resolve("cpu")
+
+
+def table(**changes: Any) -> Table:
+    """A table with figures that are easy to add up, for this processor unless said otherwise."""
+    made = Table(
+        device=cpu_model(), kind="cpu", instructions=instructions(), threads=1, torch="2.13.0", command="a test",
+        created="2026-01-01", load=(0.0, None), axes=AXES, base=Base(64, 2**20, 64), copy=0.1,
+        figures={f"float32 {mode}": {"unfused": UNFUSED, "cpu_flash": FLASH} for mode in ("forward", "training")},
+    )  # fmt: skip
+    return dataclasses.replace(made, **changes)
+
+
+KNOWN = Found(table(), "measured")
+
+
+def problem(length: int = 1024, heads: int = 1, **changes: Any) -> Problem:
+    """Causal float32 attention with 2**20 scores unless said otherwise."""
+    made = Problem(
+        device="cpu", dtype=torch.float32, batch=1, heads=heads, kv_heads=heads, queries=length, keys=length,
+        head_dim=64, value_dim=64,
+    )  # fmt: skip
+    return dataclasses.replace(made, **changes)
+
+
+def alone_ns(asked: Problem, **options: Any) -> float:
+    """Nanoseconds per score on one thread."""
+    return _ns(asked, unfused(asked, CPU, table=KNOWN, **options).us)
+
+
+def fused_ns(asked: Problem, kernel: str = "cpu_flash") -> float:
+    price = fused(asked, kernel, CPU, table=KNOWN)
+    assert price is not None
+    return _ns(asked, price.us)
+
+
+def _ns(asked: Problem, us: float) -> float:
+    return us * 1e3 / (asked.batch * asked.heads * asked.queries * asked.keys)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+# ---- tables --------------------------------------------------------------------------------------------------------
+
+
+def test_json_there_and_back() -> None:
+    text = table().to_json()
+    assert from_json(text, "x") == table()
+    assert "[9.0, 8.0]" in text  # figures on one line, so that a change of one is one line
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda raw: raw.update(schema="other/1"), "not an optpass.attention/1 file"),
+        (lambda raw: raw.pop("axes"), "not an optpass.attention/1 file: 'axes'"),
+        (lambda raw: raw.update(more=1), "unexpected keyword argument 'more'"),
+        (lambda raw: raw["axes"].update(keys=[1024, 64]), "axis 'keys' do not rise"),
+        (lambda raw: raw["base"].update(dim=65), "is not on the axes"),
+        (lambda raw: _unfused(raw)["plane"].pop(), "plane has not 3 rows of 2 figures"),
+        (lambda raw: _unfused(raw)["plane"][0].__setitem__(0, 0.0), "plane has the figure 0.0"),
+        (lambda raw: _unfused(raw)["masks"].pop("none"), "masks were measured, but not 'none'"),
+        (lambda raw: _unfused(raw)["scores"]["1"].append(2.0), "scores has not 2 rows of 2"),
+    ],
+)
+def test_a_malformed_table_is_refused_by_name(change: Any, message: str) -> None:
+    raw = json.loads(table().to_json())
+    change(raw)
+    with pytest.raises(ConfigError, match=r"odd\.json") as caught:
+        from_json(json.dumps(raw), "odd.json")
+    assert message in str(caught.value)
+
+
+def _unfused(raw: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = raw["figures"]["float32 forward"]["unfused"]
+    return found
+
+
+def test_points_are_met_and_between_them_it_runs_with_the_logarithm() -> None:
+    sizes, values = (64.0, 256.0, 1024.0), (8.0, 2.0, 5.0)
+    assert [along(sizes, values, size) for size in (1, 64, 128, 256, 512, 1024, 9999)] == [8, 8, 5, 2, 3.5, 5, 5]
+    rng = random.Random()
+    drawn = sorted(rng.uniform(64, 256) for _ in range(50))
+    assert all(a >= b for a, b in pairwise(along(sizes, values, size) for size in drawn))
+
+
+def test_effects_add_up() -> None:
+    def read(figures: Figures, **changes: Any) -> float:
+        asked = {"queries": 1024, "keys": 1024, "dim": 64.0, "extra": {}, "scores": 2**20, "regions": 1} | changes
+        return per_score(table(), figures, **asked)
+
+    assert read(UNFUSED) == 5.0
+    assert read(UNFUSED, keys=64) == 6.0
+    assert read(UNFUSED, dim=128.0) == 8.0
+    assert read(UNFUSED, dim=256.0) == 14.0  # the last slope goes on
+    assert read(UNFUSED, extra={"loaded": 1.0}) == 9.0
+    assert read(UNFUSED, extra={"operand": 0.5, "full": 0.5}) == 6.5
+    assert read(UNFUSED, scores=2**24) == 9.0
+    assert read(UNFUSED, scores=2**24, regions=4) == pytest.approx(6.0)
+    assert 5.0 < read(UNFUSED, scores=2**24, regions=1000) < 6.0
+    assert read(FLASH, dim=128.0) == 8.0  # without a line for head dims, in proportion
+    assert read(Figures(masks={"none": (4.0, 2.0)}, lengths=(64.0, 1024.0)), keys=64) == 3.0  # between the squares
+
+
+# ---- the verdict ---------------------------------------------------------------------------------------------------
+
+
+def test_a_verdict_has_both_figures_and_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OPTPASS_CACHE_DIR", str(tmp_path))
+    gate.folder().mkdir()
+    (gate.folder() / "mine.json").write_text(table().to_json(), encoding="utf-8")
+    verdict = decide(problem(mask="causal"), "sdpa", "cpu_flash", CPU)
+    assert verdict.pays
+    assert (verdict.fused_us, verdict.unfused_us) == pytest.approx((2.0 * 2**20 / 1e3, 9.0 * 2**20 / 1e3))
+    assert verdict.reason.startswith(
+        "SDPA cpu_flash takes 2.1 ms forward, the inner compiler alone 9.44 ms (float32, 1024"
+    )
+    assert verdict.source == f"measured on {cpu_model()}, 1 thread, with torch 2.13.0 (a test)"
+    assert decide(problem(mask="causal"), "sdpa", "cpu_flash", CPU) == verdict
+
+
+def test_another_processor_is_extrapolated_and_must_be_clearly_faster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def verdict(flash: float) -> gate.Verdict:
+        figures = Figures(plane=((flash,) * 2,) * 3, masks={"none": (flash, flash)})
+        other = table(device="another CPU", instructions="VSX", figures={"float32 forward": {
+            "unfused": Figures(plane=((10.0,) * 2,) * 3), "cpu_flash": figures}})  # fmt: skip
+        monkeypatch.setattr("optpass.passes.attention.gate.lookup._tables", lambda user: (other,))
+        return decide(problem(), "sdpa", "cpu_flash", CPU)
+
+    assert verdict(7.9).pays
+    assert "extrapolated from another CPU" in verdict(7.9).source
+    assert not verdict(8.1).pays
+    assert verdict(8.1).reason.startswith("it may not pay: ")
+    assert "must be 1.25 times as fast" in verdict(8.1).reason
+    assert verdict(10.1).reason.startswith("it does not pay: ")
+
+
+def test_the_math_kernel_never_pays() -> None:
+    for device, spec in (("cpu", CPU), ("cuda", devices.resolve("h100"))):
+        verdict = decide(problem(4096, 32, device=device, training=True), "sdpa", "math", spec)
+        assert not verdict.pays
+        assert verdict.fused_us == verdict.unfused_us > 0
+        assert "saves nothing" in verdict.reason
+
+
+def test_a_kernel_that_nobody_measured_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optpass.passes.attention.gate.lookup._tables", lambda user: (table(),))
+    verdict = decide(problem(), "flex", "flex", CPU)
+    assert not verdict.pays
+    assert verdict.reason == "nothing is known of what FlexAttention flex takes for float32 on this device"
+
+
+def test_masks_cost_what_they_are() -> None:
+    whole = problem(512, 4).queries ** 2 * 4
+    assert alone_ns(problem(mask="causal")) == pytest.approx(9.0)
+    assert alone_ns(problem(mask="causal"), mask_form="computed") == pytest.approx(5.5)
+    assert alone_ns(problem(mask="bool", mask_numel=1024)) == pytest.approx(9.0)
+    assert alone_ns(problem(mask="float", mask_numel=1024)) == pytest.approx(5.5)
+    shared, each = (alone_ns(problem(512, 4, mask="float", mask_numel=n)) for n in (512 * 512, whole))
+    assert each > shared
+    assert fused_ns(problem(mask="causal")) == pytest.approx(0.5 * fused_ns(problem()))
+    assert fused_ns(problem(mask="bool", mask_numel=1024)) == pytest.approx(fused_ns(problem()) + 0.5)
+
+
+def test_repeated_keys_are_copied_by_the_inner_compiler_only() -> None:
+    asked = problem(64, 256)
+    shared = dataclasses.replace(asked, kv_heads=32)
+    copied = 256 * 64 * 128 * 4 * 0.1 * 1e-3  # heads, keys, both head dims, bytes, ns per byte
+    assert unfused(shared, CPU, table=KNOWN).us == pytest.approx(unfused(asked, CPU, table=KNOWN).us + copied)
+    assert fused_ns(shared) == fused_ns(asked)
+
+
+def test_layers_reuse_buffers_of_the_inner_compiler_only() -> None:
+    asked = problem(1024, 16)
+    assert alone_ns(asked, regions=12) < alone_ns(asked, regions=1)
+    one, many = (fused(asked, "cpu_flash", CPU, regions=regions, table=KNOWN) for regions in (1, 12))
+    assert one == many
+
+
+def test_threads_share_what_there_is_to_share() -> None:
+    whole, single = problem(1024, 16), problem(64, 1)
+    before = unfused(whole, CPU, table=KNOWN).us, unfused(single, CPU, table=KNOWN).us
+    torch.set_num_threads(2)
+    after = unfused(whole, CPU, table=KNOWN).us, unfused(single, CPU, table=KNOWN).us
+    assert after == pytest.approx((before[0] / 2, before[1]))
+
+
+def test_float64_stands_on_float32() -> None:
+    wide = problem(dtype=torch.float64)
+    assert alone_ns(wide) == pytest.approx(2 * alone_ns(problem()))
+    assert fused_ns(wide) == pytest.approx(2 * fused_ns(problem()))
+
+
+def test_the_table_of_the_nearest_processor_and_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {threads: table(threads=threads) for threads in (1, 8)}
+    near = table(device="other", instructions=instructions())
+    far = table(device="other", instructions="SVE256")
+
+    def source(*tables: Table) -> Table:
+        monkeypatch.setattr("optpass.passes.attention.gate.lookup._tables", lambda user: tables)
+        found = gate.find(CPU, "cpu")
+        assert found is not None
+        return found.table
+
+    assert source(far, own[8], own[1], near) is own[1]
+    torch.set_num_threads(6)
+    assert source(far, own[1], own[8], near) is own[8]
+    assert source(near, far) is near
+    assert source(far) is far
+    monkeypatch.setattr("optpass.passes.attention.gate.lookup._tables", lambda user: ())
+    assert gate.find(CPU, "cpu") is None
+
+
+def test_the_fingerprint_follows_the_tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = []
+    for name, threads in (("a", None), ("b", 1), ("c", 1), ("d", 2)):
+        monkeypatch.setenv("OPTPASS_CACHE_DIR", str(tmp_path / name))
+        if threads:
+            gate.folder().mkdir(parents=True)
+            (gate.folder() / "t.json").write_text(table(threads=threads).to_json(), encoding="utf-8")
+        found.append(gate.fingerprint())
+    assert found[1] == found[2]
+    assert len(set(found)) == 3
+
+
+# ---- what comes with the package -----------------------------------------------------------------------------------
+
+
+def packaged() -> list[Table]:
+    folder = resources.files("optpass.passes.attention.gate").joinpath("tables")
+    texts = [(item.read_text(encoding="utf-8"), item.name) for item in folder.iterdir() if item.name.endswith(".json")]
+    return [from_json(*item) for item in texts]
+
+
+def test_there_is_a_measured_table_with_its_provenance() -> None:
+    assert packaged()
+    for one in packaged():
+        assert one.device and one.torch and "optpass bench attention_table" in one.command and one.created
+
+
+@pytest.mark.parametrize("one", [t for t in packaged() if t.kind == "cpu"], ids=lambda t: t.device)
+def test_a_processors_table_says_what_is_known_of_processors(one: Table) -> None:
+    known = Found(one, "measured")
+
+    def gain(length: int, heads: int, kernel: str = "cpu_flash", **changes: Any) -> float:
+        asked = problem(length, heads, **changes)
+        price = fused(asked, kernel, CPU, table=known)
+        assert price is not None
+        return unfused(asked, CPU, table=known).us / price.us
+
+    assert gain(1024, 16, mask="causal") > 2  # facts: 2.7 and more
+    assert gain(2048, 8, mask="causal") > gain(2048, 8) > 1
+    assert gain(1024, 16, mask="causal", training=True) > 1.2
+    if "bfloat16" in one.instructions:
+        assert gain(128, 64, dtype=torch.bfloat16, training=True) < 0.7
+        assert gain(128, 64, dtype=torch.bfloat16) < 0.9
+    slow = unfused(problem(1024, 16, mask="causal"), CPU, table=known).us
+    assert slow > unfused(problem(1024, 16, mask="causal"), CPU, table=known, mask_form="computed").us
+
+
+# ---- GPUs ----------------------------------------------------------------------------------------------------------
+
+
+def on_gpu(length: int, *, dim: int = 128, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Problem:
+    """16384 tokens, as the papers have it."""
+    batch = max(1, 16384 // length)
+    return problem(length, 2048 // dim, device="cuda", dtype=dtype, batch=batch, head_dim=dim, value_dim=dim, **changes)
+
+
+@pytest.mark.parametrize("key", ["a100", "h100", "h200", "b200", "rtx-4090"])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_flash_attention_pays_on_gpus(key: str, training: bool, dim: int) -> None:
+    """FlashAttention-2, section 4.1: 3 to 10 times a standard implementation, which fuses less than Inductor does."""
+    spec = devices.resolve(key)
+    for length in (512, 1024, 2048, 4096, 8192, 16384):
+        verdict = decide(on_gpu(length, dim=dim, training=training, mask="causal"), "sdpa", "flash", spec)
+        assert verdict.pays
+        assert 1.2 < verdict.unfused_us / verdict.fused_us < 12
+        assert "published, not measured" in verdict.source and "not measured" in verdict.source.partition("unfused:")[2]
+
+
+def test_published_rates_are_met() -> None:
+    """FlashAttention-3, figures 5 and 6: 595 TFLOP/s forward at head dim 128 by cuDNN, 370 by FlashAttention-2."""
+    asked = on_gpu(16384)
+    flops = 4 * asked.batch * asked.heads * asked.queries * asked.keys * 128
+    for kernel, rate in (("cudnn", 595e12), ("flash", 370e12)):
+        price = fused(asked, kernel, devices.resolve("h100"))
+        assert price is not None
+        assert flops / (price.us * 1e-6) == pytest.approx(rate, rel=0.05)
+
+
+def test_gpu_figures_follow_the_work() -> None:
+    spec = devices.resolve("h200")
+
+    def us(asked: Problem, kernel: str = "flash") -> float:
+        price = fused(asked, kernel, spec)
+        assert price is not None
+        return price.us
+
+    plain = on_gpu(8192)
+    assert us(dataclasses.replace(plain, mask="causal")) == pytest.approx(us(plain) / 2, rel=0.05)
+    assert 2.5 < us(dataclasses.replace(plain, training=True)) / us(plain) < 5
+    windowed = dataclasses.replace(plain, mask="bool", window=512)
+    assert us(windowed, "flex") < us(plain, "flex") / 8
+    assert us(dataclasses.replace(plain, batch=4)) == pytest.approx(2 * us(plain), rel=0.1)
+    single = problem(1, 32, device="cuda", dtype=torch.bfloat16, batch=8, keys=4096, kv_heads=8)
+    assert us(single) >= 1e6 * 8 * 8 * 4096 * 128 * 2 / spec.bandwidth  # keys and values must be read
+    grouped = dataclasses.replace(plain, kv_heads=plain.heads // 4)
+    assert unfused(grouped, spec).us > unfused(plain, spec).us
+
+
+def test_memory_efficient_attention_computes_float32_on_tensor_cores() -> None:
+    verdict = decide(on_gpu(1024, dim=64, dtype=torch.float32), "sdpa", "mem_efficient", devices.resolve("a100"))
+    assert verdict.pays and "OpMultiplyAddFastF32" in verdict.source
+    older = decide(on_gpu(1024, dim=64, dtype=torch.float32), "sdpa", "mem_efficient", devices.resolve("v100"))
+    assert not older.pays
+
+
+def test_a_measured_gpu_is_preferred_to_what_was_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = devices.resolve("h200")
+    figures = {"bfloat16 forward": {"unfused": UNFUSED, "flash": FLASH}}
+    mine = table(device=spec.name, kind="cuda", instructions="", figures=figures)
+    monkeypatch.setattr("optpass.passes.attention.gate.lookup._tables", lambda user: (mine,))
+    assert "measured on NVIDIA H200" in decide(on_gpu(1024), "sdpa", "flash", spec).source
+    assert "published" in decide(on_gpu(1024), "sdpa", "cudnn", spec).source
+    assert "published" in decide(on_gpu(1024), "sdpa", "flash", devices.resolve("h100")).source
+
+
+def test_every_verdict_is_a_number() -> None:
+    """Whatever the sizes: no crash, and figures above zero."""
+    rng = random.Random()
+    specs = [devices.resolve(key) for key in ("h100", "a100", "cpu")]
+    for _ in range(300):
+        device = rng.choice(("cpu", "cuda"))
+        heads = rng.choice((1, 2, 8, 40))
+        asked = Problem(
+            device=device, dtype=rng.choice((torch.float32, torch.bfloat16, torch.float16)),
+            batch=rng.choice((1, 3, 64)),
+            heads=heads, kv_heads=rng.choice((1, heads)), queries=rng.choice((1, 7, 77, 512, 5000)),
+            keys=rng.choice((1, 77, 1024, 70000)), head_dim=rng.choice((1, 8, 64, 576)), value_dim=rng.choice((8, 64)),
+            mask=rng.choice(("none", "causal", "bool", "float")), mask_numel=rng.choice((0, 1024, 10**9)),
+            window=rng.choice((None, 128)), score_ops=frozenset(rng.sample(["softcap", "clamp"], rng.randint(0, 2))),
+            dropout=rng.choice((0.0, 0.1)), training=rng.random() < 0.5,
+        )  # fmt: skip
+        spec = next(s for s in specs if s.kind == device)
+        for kernel in ("cpu_flash", "flash", "cudnn", "mem_efficient", "flex", "math"):
+            verdict = decide(asked, "sdpa", kernel, spec, regions=rng.choice((1, 12)))
+            assert math.isfinite(verdict.fused_us) and verdict.fused_us > 0, (asked, kernel)
+            assert math.isfinite(verdict.unfused_us) and verdict.unfused_us > 0, (asked, kernel)
+            assert verdict.reason and verdict.source
