@@ -158,5 +158,8 @@ def _notes(measured: Mapping[str, Measured], failed: Mapping[str, str]) -> Itera
     yield "calls that the model makes of a fused kernel itself count in neither"
     for reason, count in reasons.most_common():
         yield f"declined {count}x: {reason}"
+    for name, found in measured.items():
+        for case, error in found["skipped"].items():
+            yield f"not measured: {name} ({case}): {error[:160]}"
     for name, error in failed.items():
         yield f"not measured: {name}: {error[:160]}"

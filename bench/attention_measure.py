@@ -64,6 +64,7 @@ def measure(model_type: str, seed: int = 0, cases: Sequence[str] | None = None) 
     torch.set_num_threads(1)
     exact = build(model_type, dropout=0.0, seed=seed)
     found: dict[str, Case] = {}
+    skipped: dict[str, str] = {}
     for padding in ("", ", padding"):
         inputs = exact.padded if padding else exact.inputs
         if inputs is None:
@@ -73,9 +74,15 @@ def measure(model_type: str, seed: int = 0, cases: Sequence[str] | None = None) 
             f"training{padding}": partial(training, model_type, exact, padded=bool(padding), seed=seed),
         }
         for name, run in runs.items():
-            if cases is None or name in cases:
+            if cases is not None and name not in cases:
+                continue
+            try:
                 found[name] = _guarded(run, exact.model, inputs)
-    return {"model": type(exact.model).__name__, "cases": {name: vars(case) for name, case in found.items()}}
+            except BenchError as error:
+                skipped[name] = str(error)
+    if skipped and not found:
+        raise BenchError("; ".join(skipped.values()))
+    return {"cases": {name: vars(case) for name, case in found.items()}, "skipped": skipped}
 
 
 def _guarded(run: Callable[[], Case], model: nn.Module, inputs: Mapping[str, Any]) -> Case:
@@ -230,7 +237,8 @@ def _compared(case: Case, exact: Values | None, eager: Values, ours: Values) -> 
     if reference.keys() != ours.keys():
         case.wrong = f"{len(ours)} results instead of {len(reference)}"
         return case
-    floor = 1e-3 * max((_largest(t) for n, t in reference.items() if n.startswith("grad")), default=0.0)
+    # The gradient of a bias of the keys is 0 in exact arithmetic: what is there is rounding, small beside the others.
+    floor = 1e-2 * max((_largest(t) for n, t in reference.items() if n.startswith("grad")), default=0.0)
     for name, value in reference.items():
         least = floor if name.startswith("grad") else 0.0
         error, own = (_error(t[name], value, least) for t in (ours, eager))

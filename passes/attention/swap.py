@@ -91,6 +91,8 @@ class Attachment:
         self.site, self.program = site, program
         assert site.output.node is not None
         self.node = site.output.node
+        if any(self.node in writers for writers in program.writes.values()):
+            raise Blocked("the operation that makes the result also writes to memory (`out=`)", site.output)
         self.value, self.dims = self._follow(live)
 
     @property

@@ -222,7 +222,8 @@ class Sweep:
             raise BenchError("no tiny model of it runs")
         declined = ["a reason at x.py:1"] * (2 - self.fused)
         one = {"sites": 2, "fused": self.fused, "graphs": 1, "declined": declined, "error": 1e-7, "eager_error": 1e-7}
-        return {"model": "M", "cases": {case: one | {"wrong": self.wrong} for case in ("inference", "training")}}
+        cases = {case: one | {"wrong": self.wrong} for case in ("inference", "training")}
+        return {"cases": cases, "skipped": {"training, padding": "no padding is taken"}}
 
 
 def swept(monkeypatch: pytest.MonkeyPatch, *, fused: int = 2, wrong: str = "", full: bool = True) -> Result:
@@ -245,6 +246,7 @@ def test_the_share_of_all_sites_decides(monkeypatch: pytest.MonkeyPatch, fused: 
     total = result.rows[-1]
     assert (total.group, total.extra["sites"], total.extra["fused"]) == ("all", 8.0, 4.0 * fused)
     assert any(note.startswith("not measured: clip") for note in result.notes)
+    assert "not measured: bert (training, padding): no padding is taken" in result.notes
     assert any(note == "declined 4x: a reason" for note in result.notes) is (fused == 1)
 
 
