@@ -1,0 +1,122 @@
+"""Random programs around attention, compiled in mode 'always' and compared with eager and float64, gradients too.
+
+`make test` draws 150; `OPTPASS_FUZZ=10000 pytest tests/passes/attention/test_fuzz.py` draws as many as it says. The
+generator is in `fuzz/`; a failing program is printed as a script. Hypothesis reduces it to a smaller one only with
+`OPTPASS_FUZZ_SHRINK=1`, since that can take five minutes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import os
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, reject, settings
+from hypothesis import strategies as st
+
+import optpass
+
+HERE = Path(__file__).parent
+#: No options, so they must be gone before options are read from the environment.
+EXAMPLES = int(os.environ.pop("OPTPASS_FUZZ", "150"))
+PHASES = (Phase.generate, Phase.shrink) if os.environ.pop("OPTPASS_FUZZ_SHRINK", "") else (Phase.generate,)
+
+
+def _modules() -> list[Any]:
+    """`near_misses/` and `fuzz/` as packages; no import path leads there."""
+    for name, folder in (("attention_near_misses", "near_misses"), ("attention_fuzz", "fuzz")):
+        if name not in sys.modules:
+            spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
+            spec.submodule_search_locations = [str(HERE / folder)]
+            sys.modules[name] = importlib.util.module_from_spec(spec)
+    names = ("attention_near_misses.check", "attention_near_misses.careless", "attention_fuzz.programs")
+    return [importlib.import_module(name) for name in names]
+
+
+check, careless, programs = _modules()
+
+#: What became of the programs of this process.
+SEEN: Counter[str] = Counter()
+
+
+@st.composite
+def sources(draw: st.DrawFn) -> Any:
+    """A program."""
+    return programs.generate(lambda options: draw(st.sampled_from(options)))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def clean_slate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No options from outside, no code left over."""
+    with pytest.MonkeyPatch.context() as patch:
+        for key in list(os.environ):
+            if key.startswith("OPTPASS_"):
+                patch.delenv(key)
+        patch.chdir(tmp_path_factory.mktemp("fuzz"))
+        check.without_waiting(patch)
+        yield
+    torch._dynamo.reset()
+    optpass.reset_report()
+
+
+@pytest.mark.timeout(0 if EXAMPLES > 500 else 300)
+@settings(
+    max_examples=EXAMPLES, phases=PHASES, deadline=None, suppress_health_check=list(HealthCheck), database=None,
+    report_multiple_bugs=False, print_blob=False,
+)  # fmt: skip
+@given(sources(), st.integers(0, 2**30))
+def test_random_programs(source: Any, seed: int) -> None:
+    program, counting = source.program(), check.Counting()
+    try:
+        check.execute(program, source.mode, seed)
+    except (RuntimeError, IndexError):  # eager refuses it: not a program
+        SEEN["rejected"] += 1
+        reject()
+    options = {"inner": counting, "strict": True, "attention": "always", "disable_passes": ["roofline"]}
+    optpass.reset_report()
+    try:
+        verdict = check.judge(
+            program, source.mode, seed,
+            lambda f: torch.compile(f, backend="optpass", dynamic=program.dynamic, options=options), counting,
+        )  # fmt: skip
+    except Exception as error:
+        raise AssertionError(f"crashed\n\n{source.runnable(seed)}") from error
+    SEEN["swapped" if verdict.fused else "kept"] += 1
+    assert not verdict.problems, "\n".join(verdict.problems) + f"\n\n{source.runnable(seed)}"
+
+
+def test_a_fair_share_was_swapped() -> None:
+    """Runs after the fuzzer: a generator whose programs are all declined, or all taken, proves little."""
+    if not SEEN:
+        pytest.skip("the fuzzer ran in another process, or not at all")
+    total = SEEN["swapped"] + SEEN["kept"]
+    print(f"{SEEN['swapped']} of {total} swapped, {SEEN['rejected']} were no programs")
+    assert 0.25 * total <= SEEN["swapped"] <= 0.75 * total
+    assert SEEN["rejected"] <= 0.15 * total
+
+
+def test_the_fuzzer_catches_a_careless_rewrite() -> None:
+    """Of the programs that a wildcard match would swap wrongly, the comparison finds nearly all that have a twist."""
+    swapped = caught = 0
+    start = random.randrange(2**30)
+    for seed in range(start, start + 60):
+        chance = random.Random(seed)
+        source = programs.generate(lambda options, chance=chance: options[chance.randrange(len(options))])
+        program, counting = source.program(), check.Counting()
+        try:
+            verdict = check.judge(program, source.mode, seed, careless.compiler(counting), counting)
+        except (RuntimeError, IndexError):
+            continue
+        swapped += verdict.fused > 0
+        caught += verdict.fused > 0 and bool(verdict.problems)
+    assert swapped >= 8, f"seeds from {start}"
+    assert caught >= swapped // 2, f"{caught} of {swapped}, seeds from {start}"
