@@ -303,7 +303,7 @@ def _upstream(nodes: set[fx.Node]) -> set[fx.Node]:
 
 
 def _erasable(node: fx.Node, program: Program) -> bool:
-    """Computes tensors that were looked into, and nothing else; random numbers are kept unless a site owns them."""
+    """Computes tensors that were looked into, and nothing else: it sets no state, as `_enter_autocast` does."""
     if node.op not in ("call_function", "call_method"):
         return False
-    return node in program.ran
+    return node in program.ran and bool(program.by_node.get(node) or _flat(program.of_node.get(node)))

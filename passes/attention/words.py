@@ -28,7 +28,7 @@ def before(site: Site, facts: list[MaskFacts] | None = None) -> str:
         inner += " | sink"
     text = f"softmax({inner})"
     if site.dropout:
-        text = f"dropout({text}, {site.dropout:g})"
+        text = f"dropout({text})" if math.isnan(site.dropout) else f"dropout({text}, {site.dropout:g})"
     return f"{_number(site.weight)}{text} v"
 
 

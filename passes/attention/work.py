@@ -85,7 +85,7 @@ class GraphWork:
             raise Blocked("the probability of its dropout is not known when compiling", site.dropout_value)
         if site.dropout and self.config.dropout == "keep":
             raise Blocked(
-                f"dropout {site.dropout:g} is active and the kernel draws other random numbers "
+                f"dropout{'' if math.isnan(site.dropout) else f' {site.dropout:g}'} is active and the kernel draws other random numbers "
                 "(options={'attention': {'dropout': 'swap'}} allows that)",
                 site.dropout_value,
             )
