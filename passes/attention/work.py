@@ -84,8 +84,9 @@ class GraphWork:
         if math.isnan(site.dropout) and self.config.dropout == "swap":
             raise Blocked("the probability of its dropout is not known when compiling", site.dropout_value)
         if site.dropout and self.config.dropout == "keep":
+            rate = "" if math.isnan(site.dropout) else f" {site.dropout:g}"
             raise Blocked(
-                f"dropout{'' if math.isnan(site.dropout) else f' {site.dropout:g}'} is active and the kernel draws other random numbers "
+                f"dropout{rate} is active and the kernel draws other random numbers "
                 "(options={'attention': {'dropout': 'swap'}} allows that)",
                 site.dropout_value,
             )
