@@ -68,6 +68,8 @@ LEVELS = (
     Level(), Level(kv_heads=4), Level(kv_heads=4, fill=True), Level(layers=4), Level(layers=4, kv_heads=4),
     Level(width=512), Level(width=None), Level(width=None, heads=None, layers=4),
 )  # fmt: skip
+#: Settings under the numbers of layers, most of which are gone.
+_BY_LAYER = frozenset({"per_layer_config"})
 #: What `Level.fill` gives to fields that have no value.
 FILLED: Mapping[str, Any] = {
     "num_key_value_heads": 4, "topk_group": 1, "n_group": 1, "vocab_size": 256, "prediction_length": 8,
@@ -120,11 +122,11 @@ class _Shrinker:
         return changed
 
     def part(self, default: Mapping[str, Any]) -> dict[str, Any]:
-        """A nested configuration's changed fields, and what tells its class."""
+        """A nested configuration, whole: the one around it may have other defaults for it than its own class has."""
         if default.get("model_type") in ("timm_backbone", "timm_wrapper"):
             kept = {k: default[k] for k in ("out_features", "out_indices") if default.get(k)}
             return dict(_BACKBONE) | ({"out_indices": kept["out_indices"]} if "out_indices" in kept else {})
-        return self.table(default) | ({"model_type": default["model_type"]} if "model_type" in default else {})
+        return {k: v for k, v in default.items() if k not in _BY_LAYER} | self.table(default)
 
     def field(self, key: str, value: Any, default: Mapping[str, Any], kept: list[int]) -> Any:
         """The new value of one field, or None where it stays."""

@@ -121,7 +121,8 @@ DEFAULT: dict[str, Any] = {
     "num_key_value_heads": 8, "vocab_size": 32000, "eos_token_id": 31999, "pad_token_id": 1, "attention_dropout": 0.0,
     "layerdrop": 0.1, "layer_types": ["full", "full", "full", "window", "full", "full"], "sliding_window": 4096,
     "rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24]}, "intermediate_size": 11008,
-    "vision_config": {"model_type": "seen", "hidden_size": 768, "num_heads": 16, "image_size": 224, "depths": [2, 18]},
+    "vision_config": {"model_type": "seen", "hidden_size": 768, "num_heads": 16, "image_size": 224, "depths": [2, 18],
+                      "layerdrop": 0.0, "scale": 3.5},
 }  # fmt: skip
 
 
@@ -134,7 +135,8 @@ def test_a_configuration_becomes_small_and_keeps_each_kind_of_layer() -> None:
     assert sum(small["rope_parameters"]["mrope_section"]) == 8
     assert small["attention_dropout"] == 0.1 and small["layerdrop"] == 0.0
     assert small["vision_config"] == {
-        "model_type": "seen", "hidden_size": 64, "num_heads": 4, "image_size": 128, "depths": [2, 2],
+        "model_type": "seen", "hidden_size": 64, "num_heads": 4, "image_size": 128, "depths": [2, 2], "layerdrop": 0.0,
+        "scale": 3.5,
     }  # fmt: skip
     assert "attention_dropout" not in changes(DEFAULT, Level(), None)
 

@@ -54,7 +54,7 @@ def test_every_registered_benchmark_has_a_claim_in_one_line(capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["compile_tme"], "unknown benchmark 'compile_tme'; did you mean 'compile_time'?"),
+        (["compile_tme"], "unknown benchmark 'compile_tme'; did you mean 'compile_time'"),
         (["compile_time", "--models", "gptt"], "--models: unknown model 'gptt'; did you mean 'gpt'?"),
         (["compile_time", "--models", ","], "--models ',' names no model"),
         (["compile_time", "--size", "tinny"], "did you mean 'tiny'?"),

@@ -232,6 +232,41 @@ def twice_lowest(q, k, v, keep):
     return (q @ k.mT * 8**-0.5 + (causal + (1.0 - keep.to(q.dtype)) * lowest)).softmax(-1) @ v
 
 
+@suite.equal(lambda r: [*rows("one")(r), r.bools(2, 1, 1, 6)])
+def minus_infinity_beside_large(q, k, v, keep, other):
+    """One mask fills -inf and has an empty row (NaN), another adds -1e9."""
+    s = (q @ k.mT * 8**-0.5).masked_fill(~keep, -math.inf)
+    return (s + (1.0 - other.to(q.dtype)) * -1e9).softmax(-1) @ v
+
+
+@suite.equal(lambda r: [*rows("none")(r), r.bools(2, 1, 1, 6)])
+def large_on_all_beside_lowest(q, k, v, keep, other):
+    """finfo.min is added to some keys and -1e9 to all: uniform over the others, not over all."""
+    s = q @ k.mT * 8**-0.5 + torch.where(keep, 0.0, torch.finfo(q.dtype).min)
+    return (s + torch.where(other & False, 0.0, -1e9)).softmax(-1) @ v
+
+
+@suite.equal(rows("one"))
+def logsumexp_absorbs(q, k, v, keep):
+    """exp(s - logsumexp(s)) where -1e9 is added to a whole row: log(6) is lost, and the row sums to six."""
+    s = q @ k.mT * 8**-0.5 + torch.where(keep, 0.0, -1e9)
+    return (s - s.logsumexp(-1, keepdim=True)).exp() @ v
+
+
+@suite.equal(rows("one"))
+def log_softmax_does_not_absorb(q, k, v, keep):
+    """exp(log_softmax(s)) of the same: the average."""
+    s = q @ k.mT * 8**-0.5 + torch.where(keep, 0.0, -1e9)
+    return s.log_softmax(-1).exp() @ v
+
+
+@suite.equal(rows("one"))
+def sum_of_exp_absorbs_nothing(q, k, v, keep):
+    """exp over its sum, without the maximum: 0 / 0 where everything is hidden, though finfo.min is finite."""
+    e = (q @ k.mT * 8**-0.5).masked_fill(~keep, torch.finfo(q.dtype).min).exp()
+    return e / e.sum(-1, keepdim=True) @ v
+
+
 _HALVES = ("LowestOfFloat32", "huggingface_extended_mask", "added_in_float32", "twice_lowest", "tensor_fill")
 _named = [p for p in suite if p.name.split("/")[1] in _HALVES]
 _BOTH = ("-1e9, added, padding", "-1e4, added, padding", "-inf, where, one empty row")

@@ -132,6 +132,10 @@ _output("decline", "last four keys", "the first two keys' shares are dropped", l
 _output("decline", "every second key", "half the keys' shares are dropped", lambda p, v: p[..., ::2] @ v[:, :, ::2])
 _output("decline", "other keys' values", "the first four shares with the last four values",
         lambda p, v: p[..., :4] @ v[:, :, 2:])  # fmt: skip
+_output("equal", "values of later keys", "four keys, and the values of other four", lambda p, v: p @ v,
+        lambda r: (lambda q, k, v: [q, k[:, :, :4], v[:, :, 2:]])(*r.qkv()))  # fmt: skip
+_output("equal", "values of every second key", "three keys, and the values of each second",
+        lambda p, v: p @ v, lambda r: (lambda q, k, v: [q, k[:, :, :3], v[:, :, ::2]])(*r.qkv()))  # fmt: skip
 _output("equal", "first queries", "two of the queries", lambda p, v: p[:, :, :2] @ v)
 _output("equal", "one head", "one of the heads", lambda p, v: p[:, 1] @ v[:, 1])
 _output("equal", "other head's values", "every head takes the first's values", lambda p, v: p @ v[:, :1])

@@ -106,7 +106,6 @@ class Program:
         random: draws random numbers, so eager in the same dtype from the same seed is the reference.
         through: the narrowest dtype that values pass through, where that is not `dtype`; sets what error is allowed.
         allow: relative error allowed besides, where scores are so large that a kernel's logsumexp is as coarse.
-        options: the `attention` options that differ from mode 'always'.
         quiet: nothing here has the shape of attention, so no declined site is due either.
     """
 
@@ -123,7 +122,6 @@ class Program:
     random: bool = False
     through: torch.dtype | None = None
     allow: float = 0.0
-    options: dict[str, str] = field(default_factory=dict)
     quiet: bool = False
 
 

@@ -184,5 +184,18 @@ def nan_in_masked_key(q, k, v):
     return (q @ k.mT).masked_fill(torch.ones(6, 6).triu(1).bool(), -math.inf).softmax(-1) @ v
 
 
+@suite.equal()
+def negative_scale_and_causal(q, k, v):
+    """A negative scale under a causal mask: a kernel that scales its own -inf gets +inf."""
+    s = (q @ k.mT) * -0.4
+    return s.masked_fill(torch.ones(6, 6).triu(1).bool(), -math.inf).softmax(-1) @ v
+
+
+@suite.equal()
+def negative_scale_on_q_and_causal(q, k, v):
+    """The same, with the scale on q."""
+    return ((q * -0.4) @ k.mT).masked_fill(torch.ones(6, 6).triu(1).bool(), -math.inf).softmax(-1) @ v
+
+
 _NAMES = ("softmax_in_double", "scale_on_both_sides", "softcap", "tensor (3, 1, 1)", "value_rounded")
 suite.programs += in_dtype([p for p in suite if p.name.split("/")[1] in _NAMES], torch.bfloat16)

@@ -223,3 +223,12 @@ class OneMapOfTwo(nn.Module):
             p = (q @ k.mT * 8**-0.5).softmax(-1)
             x = x + (p @ v).transpose(1, 2).flatten(2)
         return x, p
+
+
+@suite.equal()
+def bias_doubled_forty_times(q, k, v):
+    """u + u, forty times over: a search that follows both sides takes 2 to the 40 steps."""
+    u = k[..., :1].mT * 1e-12
+    for _ in range(40):
+        u = u + u
+    return (u + q @ k.mT).softmax(-1) @ v

@@ -195,3 +195,10 @@ def einsum_diagonal_heads(q, k, v):
     """Every head's queries meet every head's keys; the softmax is over keys, the second einsum takes head pairs."""
     p = torch.einsum("bhqd,bgkd->bhgqk", q, k).softmax(-1)
     return torch.einsum("bhgqk,bgkd->bhqd", p, v)
+
+
+@suite.decline()
+def maximum_of_rows_softmax_over_columns(q, k, v):
+    """The row maximum is taken off, and the softmax runs over the other axis of the transposed scores."""
+    s = q @ k.mT
+    return (s - s.amax(-1, keepdim=True)).mT.softmax(-1) @ v
