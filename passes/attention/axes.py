@@ -101,11 +101,11 @@ def quotient(a: Size, b: Size) -> Any:
         return a // b if b > 0 and a % b == 0 else None
     try:
         result = sympy.cancel(sympy.sympify(a) / sympy.sympify(b))
+        top, bottom = sympy.fraction(result)
+        symbols = top.free_symbols
+        whole = bottom == 1 and (not symbols or all(c.is_Integer for c in sympy.Poly(top, *symbols).coeffs()))
     except sympy.PolynomialError:  # a division with rounding that stays one
         return None
-    top, bottom = sympy.fraction(result)
-    symbols = top.free_symbols
-    whole = bottom == 1 and (not symbols or all(c.is_Integer for c in sympy.Poly(top, *symbols).coeffs()))
     return expression(result) if whole else None
 
 

@@ -129,6 +129,7 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
             f"rows without a single key are not normalised by this spelling of softmax{_ALLOWED}", site.softmax
         )
     finite = all(t.facts.finite and abs(t.bias.coefficient) <= 1 and not t.bias.factors for t in terms)
+    finite = finite and all(math.isfinite(f.fill) for f, _ in fills)
     several = sum(t.huge for t in terms) + any(math.isfinite(f.fill) for f, _ in fills) > 1
     kind: MaskKind = "bool" if empty in ("never", "zero") and not terms else "float"
     return MaskPlan(

@@ -44,7 +44,12 @@ class Rewrite:
         """
         plan = self.plan
         query, key, value, mask, after = self._prepared()
-        arguments: dict[str, Any] = {"scale": self.writer.number(plan.scale)}
+        scale = plan.scale
+        if isinstance(scale, torch.SymFloat) and scale.node.expr.could_extract_minus_sign():
+            raise Blocked("the scale is negative and made of sizes", plan.site.output)
+        if not isinstance(scale, torch.SymFloat) and scale < 0:  # kernels scale their own minus infinities too
+            query, scale = self.writer.call(torch.neg, query), -scale
+        arguments: dict[str, Any] = {"scale": self.writer.number(scale)}
         if plan.mask.kind == "causal":
             arguments["is_causal"] = True
         elif mask is not None:

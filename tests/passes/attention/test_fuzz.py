@@ -108,7 +108,7 @@ def test_the_fuzzer_catches_a_careless_rewrite() -> None:
     """Of the programs that a wildcard match would swap wrongly, the comparison finds nearly all that have a twist."""
     swapped = caught = 0
     start = random.randrange(2**30)
-    for seed in range(start, start + 60):
+    for seed in range(start, start + 120):
         chance = random.Random(seed)
         source = programs.generate(lambda options, chance=chance: options[chance.randrange(len(options))])
         program, counting = source.program(), check.Counting()
