@@ -105,7 +105,8 @@ def _rows(name: str, found: Measured) -> Iterator[Row]:
         extra: dict[str, float | str] = {"sites": float(one["sites"]), "fused": float(one["fused"])}
         if one.get("error") is not None:
             extra |= {"error": one["error"], "eager's": one["eager_error"]}
-        extra |= {"graphs": float(one["graphs"]), "wrong": one["wrong"], "why not": "; ".join(one["declined"])}
+        why = [f"{n}x {reason}" if n > 1 else reason for reason, n in Counter(one["declined"]).items()]
+        extra |= {"graphs": float(one["graphs"]), "wrong": one["wrong"], "why not": "; ".join(why)}
         share = one["fused"] / one["sites"] if one["sites"] else None
         yield Row(case=case, group=name, unit="", median=share, extra=extra)
 

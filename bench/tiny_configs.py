@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 VOCAB, POSITIONS = 256, 64
-#: Special tokens get ids from here on, one each; inputs are drawn below it.
+#: Special tokens get ids from here on; inputs are drawn below it.
 FIRST_SPECIAL = 200
 
 #: Names of sizes, as patterns over the whole name.
@@ -116,7 +116,8 @@ class _Shrinker:
         kept = _kept_layers(default, self.level.layers)
         changed: dict[str, Any] = {}
         for key, value in default.items():
-            new = self.part(value) if _is_config(value) else self.field(key, value, default, kept)
+            nested = isinstance(value, dict) and ("model_type" in value or "transformers_version" in value)
+            new = self.part(value) if nested else self.field(key, value, default, kept)
             if new is not None and new != value:
                 changed[key] = new
         return changed
@@ -198,7 +199,10 @@ class _Shrinker:
         return None
 
     def listed(self, key: str, value: list[Any], default: Mapping[str, Any], kept: list[int]) -> list[Any] | None:
-        """The new value of a list: one item per kept layer, indices within them, stages as deep and wide as allowed."""
+        """A list's new value: an item per kept layer, indices within them, stages as deep and wide as allowed."""
+        if "drop" in key and value and isinstance(value[0], float):
+            rate = self.dropped(key)
+            return None if rate is None else [rate] * len(value)
         numbers = all(isinstance(v, int) and not isinstance(v, bool) for v in value)
         if len(value) == _layer_count(default) and len(value) > len(kept):
             return [value[i] for i in kept]
@@ -230,10 +234,6 @@ class _Shrinker:
                 elif key.endswith("factor"):
                     new[key] = item[:half]
         return new
-
-
-def _is_config(value: Any) -> bool:
-    return isinstance(value, dict) and ("model_type" in value or "transformers_version" in value)
 
 
 def _sized(key: str, value: int, *, staged: bool = False) -> int | None:
