@@ -13,7 +13,15 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from optpass.api import analyze, report, reset_report
-    from optpass.errors import ConfigError, OptPassError, PassError, ReportError, TraceError
+    from optpass.errors import (
+        AuditError,
+        BudgetInfeasibleError,
+        ConfigError,
+        OptPassError,
+        PassError,
+        ReportError,
+        TraceError,
+    )
     from optpass.options import Options
     from optpass.reporting.model import Analysis, Report
 
@@ -25,6 +33,8 @@ _LAZY = {
     "Analysis": "optpass.reporting.model",
     "Report": "optpass.reporting.model",
     "OptPassError": "optpass.errors",
+    "AuditError": "optpass.errors",
+    "BudgetInfeasibleError": "optpass.errors",
     "ConfigError": "optpass.errors",
     "PassError": "optpass.errors",
     "ReportError": "optpass.errors",
@@ -33,6 +43,8 @@ _LAZY = {
 
 __all__ = [
     "Analysis",
+    "AuditError",
+    "BudgetInfeasibleError",
     "ConfigError",
     "OptPassError",
     "Options",

@@ -27,6 +27,24 @@ class PassError(OptPassError):
     """A pass failed, or left a graph that is not well formed. Raised to the user only with `strict=True`."""
 
 
+class BudgetInfeasibleError(OptPassError):
+    """No plan of the training step fits the budget.
+
+    Attributes:
+        floor_bytes: the smallest peak that a plan reaches.
+        budget_bytes: what was asked for.
+    """
+
+    def __init__(self, message: str, *, floor_bytes: int, budget_bytes: int) -> None:
+        super().__init__(message)
+        self.floor_bytes = floor_bytes
+        self.budget_bytes = budget_bytes
+
+
+class AuditError(OptPassError):
+    """A script, a baseline or an audit file that cannot be used as given."""
+
+
 class ReportError(OptPassError):
     """A report that cannot be written, read or merged."""
 

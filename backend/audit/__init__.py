@@ -1,0 +1,1 @@
+"""Collectors of the audit: what Dynamo did, as records. Nothing here renders, fixes or runs scripts."""

@@ -1,0 +1,1 @@
+"""Auditing a run: the context manager, the script runner, fixes and their verification, the pytest plugin."""

@@ -1,0 +1,1 @@
+"""Planning a training step ahead of time: what would be saved, what recomputed, and what it would cost."""

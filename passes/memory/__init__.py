@@ -1,0 +1,1 @@
+"""Planning memory: which values of a joint graph to save, which to recompute and when, for a peak in bytes."""
