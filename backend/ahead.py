@@ -44,6 +44,7 @@ class Captured:
         seconds: time that tracing took.
         ended_by: why Dynamo ended the graph here, with the line; "" where it is the last one.
         linear: the linear partitioner split it (see `capture.MIN_CUT_NODES`).
+        joint: the joint graph, where it was asked for and there is a backward.
     """
 
     graphs: tuple[AtenGraph, ...]
@@ -51,6 +52,7 @@ class Captured:
     seconds: float
     ended_by: str = ""
     linear: bool = False
+    joint: capture.Joint | None = None
 
 
 @dataclass
@@ -66,6 +68,7 @@ class Capture:
         eager: ops that torch.compile leaves to eager, by name: those of frames that Dynamo gave up.
         whole: the graph was traced without Dynamo, because of those.
         seconds: time that everything took.
+        model, arguments: the copy of the model that was traced, and its inputs, where joint graphs were asked for.
     """
 
     items: list[Captured] = field(default_factory=list)
@@ -76,6 +79,8 @@ class Capture:
     eager: Counter[str] = field(default_factory=Counter)
     whole: bool = False
     seconds: float = 0.0
+    model: Any = None
+    arguments: tuple[Any, ...] = ()
 
 
 def capture_model(
@@ -88,6 +93,8 @@ def capture_model(
     fake: compat.FakeTensorMode | None = None,
     dtype: torch.dtype | None = None,
     real: bool = False,
+    joint: bool = False,
+    prepare: Callable[[fx.GraphModule], None] | None = None,
 ) -> Capture:
     """Capture every graph of `model(*args, **kwargs)`.
 
@@ -99,6 +106,8 @@ def capture_model(
         fake: the mode that the model was built in, if it was built under one.
         dtype: what floating-point parameters, buffers and inputs are cast to.
         real: run a copy of the model on its real tensors; for models that branch on values.
+        joint: keep the joint graphs too, and the copy of the model.
+        prepare: changes each Dynamo graph before it is traced on, as the backend's passes would.
 
     Raises:
         TraceError: the model raised, or something in it cannot be traced; says what, and the user's line.
@@ -116,9 +125,11 @@ def capture_model(
             result.inputs = model_tensors.described((inputs, named))
             with watched(mode, result.eager) as unwatched:
                 step = inner if loss is None else _with_loss(inner, loss)
-                _run(step, inputs, named, _backend(result, real, unwatched), train)
+                _run(step, inputs, named, _backend(result, real, unwatched, joint, prepare), train)
         if result.eager and not real:
             _trace_whole(result, inner, inputs, named, loss, train)
+        if joint:
+            result.model, result.arguments = inner, (*inputs, *named.values())
     except OptPassError:
         raise
     except Exception as error:
@@ -162,7 +173,7 @@ def _trace_whole(
         with torch.set_grad_enabled(train), torch.random.fork_rng(devices=[]):
             gm, values = whole_graph(model, model_tensors.owner(model), inputs, named, loss)
             item.nodes = len(gm.graph.nodes)
-            item.graphs = capture.trace(gm, values, on_linear=lambda: setattr(item, "linear", True))
+            item.graphs = _traced(gm, values, item, keep_joint=True)
     except Exception as error:  # noqa: BLE001  # the graphs that there are still say most; `eager` says what is missing
         log.info("the model could not be traced whole: %s", reason(error))
         return
@@ -171,7 +182,11 @@ def _trace_whole(
 
 
 def _backend(
-    result: Capture, real: bool, unwatched: Callable[[], contextlib.AbstractContextManager[None]]
+    result: Capture,
+    real: bool,
+    unwatched: Callable[[], contextlib.AbstractContextManager[None]],
+    joint: bool,
+    prepare: Callable[[fx.GraphModule], None] | None,
 ) -> Callable[..., Any]:
     """A Dynamo backend that files each graph in `result`, and each call of it."""
 
@@ -182,7 +197,10 @@ def _backend(
         index = len(result.items)
         values = [n.meta.get("example_value") for n in gm.graph.nodes if n.op == "placeholder"]
         item = Captured((), len(gm.graph.nodes), 0.0, _end_of(gm))
-        item.graphs = capture.trace(copy.deepcopy(gm), values, on_linear=lambda: setattr(item, "linear", True))
+        own = copy.deepcopy(gm)
+        if prepare is not None:
+            prepare(own)
+        item.graphs = _traced(own, values, item, joint)
         item.seconds = time.perf_counter() - start
         result.items.append(item)
         answer = gm.forward if real else _fake_answer(gm)
@@ -195,6 +213,11 @@ def _backend(
         return call
 
     return backend
+
+
+def _traced(gm: fx.GraphModule, values: list[Any], item: Captured, keep_joint: bool) -> tuple[AtenGraph, ...]:
+    keep = (lambda found: setattr(item, "joint", found)) if keep_joint else None
+    return capture.trace(gm, values, on_linear=lambda: setattr(item, "linear", True), on_joint=keep)
 
 
 def _fake_answer(gm: fx.GraphModule) -> Callable[..., Any]:

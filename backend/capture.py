@@ -90,13 +90,41 @@ def _fake_attributes(gm: fx.GraphModule, fake: compat.FakeTensorMode | None) -> 
     return found
 
 
-def trace(gm: fx.GraphModule, inputs: list[Any], on_linear: Callable[[], None] | None = None) -> tuple[AtenGraph, ...]:
+@dataclass(frozen=True)
+class Joint:
+    """A joint graph as the partitioner worked on it, after its own clean-up.
+
+    Attributes:
+        graph: forward and backward together; `meta["val"]` on its nodes.
+        forward_outputs: how many of its outputs, the first ones, the forward returns.
+        saved: names of the nodes that the default partitioner keeps for the backward.
+    """
+
+    graph: fx.Graph
+    forward_outputs: int
+    saved: frozenset[str]
+
+    def outputs(self) -> tuple[list[fx.Node], list[fx.Node]]:
+        """The nodes that the forward returns, and those that the backward returns; what is no node is left out."""
+        listed = list(next(n for n in reversed(self.graph.nodes) if n.op == "output").args[0])
+        parts = listed[: self.forward_outputs], listed[self.forward_outputs :]
+        forward, backward = ([n for n in part if isinstance(n, fx.Node)] for part in parts)
+        return forward, backward
+
+
+def trace(
+    gm: fx.GraphModule,
+    inputs: list[Any],
+    on_linear: Callable[[], None] | None = None,
+    on_joint: Callable[[Joint], None] | None = None,
+) -> tuple[AtenGraph, ...]:
     """Trace `gm` with Inductor's decompositions and partition it as Inductor would. Nothing is compiled.
 
     Args:
         gm: a Dynamo graph.
         inputs: fake (or real) tensors and symbols for its placeholders.
         on_linear: called if the joint graph is so large that the linear partitioner splits it (`MIN_CUT_NODES`).
+        on_joint: called with the joint graph and what the partitioner keeps of it.
     """
     graphs: list[AtenGraph] = []
 
@@ -109,6 +137,10 @@ def trace(gm: fx.GraphModule, inputs: list[Any], on_linear: Callable[[], None] |
         forward, backward = split(joint, joint_inputs, **kwargs)
         graphs.append(AtenGraph("forward", forward.graph))
         graphs.append(AtenGraph("backward", backward.graph))
+        if on_joint is not None:
+            given = (str(n.name) for n in backward.graph.nodes if n.op == "placeholder")
+            saved = frozenset(name for name in given if not name.startswith("tangents"))
+            on_joint(Joint(snapshot.copy_graph(joint.graph), kwargs["num_fwd_outputs"], saved))
         return forward, backward
 
     def inference(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:

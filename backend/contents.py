@@ -45,9 +45,10 @@ class Contents:
     Args:
         gm: the graph as Dynamo handed it over.
         inputs: one per placeholder, real tensors where there are any; empty if nothing is to be known.
+        keep: `original` will be asked for, even where no contents are given.
     """
 
-    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], *, keep: bool = False) -> None:
         self._attributes = {
             str(n.target): _attribute(gm, str(n.target)) for n in gm.graph.nodes if n.op in ("get_attr", "call_module")
         }
@@ -59,7 +60,7 @@ class Contents:
         for target, value in self._attributes.items() if inputs else ():
             if is_readable(value) and not value.requires_grad:
                 self._tensors[f"get_attr {target}"] = target, None, value
-        self._graph = snapshot.copy_graph(gm.graph) if self._tensors else None
+        self._graph = snapshot.copy_graph(gm.graph) if self._tensors or keep else None
         self._inputs = list(inputs) if self._tensors else []
         self._known: dict[str, Known | None] = {}
         self._kept: frozenset[str] | None = None
@@ -84,7 +85,7 @@ class Contents:
         return [(known, "; ".join(reasons)) for known, reasons in found.values()]
 
     def original(self) -> Callable[[], fx.GraphModule]:
-        """What makes the graph as it was before any pass. Only where contents were given."""
+        """What makes the graph as it was before any pass. Only where contents were given, or with `keep`."""
         assert self._graph is not None
         return functools.partial(fx.GraphModule, self._attributes, self._graph)
 

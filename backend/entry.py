@@ -12,10 +12,13 @@ import torch
 from torch import fx
 
 from optpass.backend import exit_report, inner
+from optpass.backend.audit.standing import STANDING
 from optpass.backend.content_guard import Guarded
 from optpass.backend.contents import Contents
 from optpass.backend.device import fingerprint, spec_for
 from optpass.backend.identity import identity
+from optpass.backend.memory import attach
+from optpass.backend.memory.step import Accumulating, StepTensors, has_gradients
 from optpass.backend.session import SESSIONS, Session, Timed
 from optpass.options import Options, resolve
 from optpass.passes.registry import selected
@@ -49,19 +52,34 @@ def optpass(
 
 
 def _compile(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], resolved: Options, mode: str | None, *, look: bool = True
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    resolved: Options,
+    mode: str | None,
+    *,
+    look: bool = True,
+    gradients: bool | None = None,
 ) -> Callable[..., Any]:
-    """Compile one graph; `look` says whether passes may look at what the module's tensors hold."""
+    """Compile one graph.
+
+    Args:
+        look: passes may look at what the module's tensors hold.
+        gradients: for a memory budget: gradients are there when a step begins; default: whether they are now.
+    """
     start = time.perf_counter()
     ignored = inner.check(resolved, mode)
     passes = selected(resolved)
     spec = spec_for(resolved, example_inputs)
-    uuid = identity(resolved, passes, fingerprint(resolved, spec))
+    serving, problem = inner.serving(resolved, example_inputs)
+    tensors = StepTensors.of(gm, example_inputs)
+    gradients = has_gradients(tensors) if gradients is None else gradients
+    memory, without_effect = attach.partitioner_of(gm, tensors, resolved, spec, serving, gradients=gradients)
+    uuid = attach.identity_of(identity(resolved, passes, fingerprint(resolved, spec)), memory)
     exit_report.register(resolved)
+    STANDING.ask(resolved.audit)
 
     session = Session(gm, resolved, passes, spec, uuid)
     SESSIONS.add(session)
-    serving, problem = inner.serving(resolved, example_inputs)
     collected = store.current()
     collected.set_options(resolved.to_json())
     if problem is not None:
@@ -69,15 +87,24 @@ def _compile(
         collected.warn(f"Inductor cannot build here ({problem}); aot_eager served instead")
     if serving == inner.INDUCTOR and (text := inner.matcher_warning()) is not None:
         ignored.append(text)
+    if without_effect:
+        ignored.append(without_effect)
     for text in ignored:
         inner.log_once(text)
         collected.warn(text)
     session.record.inner = inner.name_of(serving)
-    contents = Contents(gm, example_inputs if look else ())
+    contents = Contents(gm, example_inputs if look else (), keep=memory is not None)
+    if memory is not None:
+        session.hooks.partition = memory
+        memory.patches = inner.own_patches(resolved, mode)
     guards = session.before_autograd(gm, contents)
     with inner.cache_outcome(session.record):
         compiled = inner.compile_with(serving, gm, example_inputs, resolved, mode, session.hooks)
     session.after_compile()
+    if memory is not None:
+        session.file(attach.record_of(memory))
+        again = functools.partial(_compile_again, contents.original(), f"graph_{session.record.id}", resolved, mode)
+        compiled = Accumulating(compiled, gradients, lambda there: again(gradients=there), tensors, memory)
     if guards:
         name = f"graph_{session.record.id}_without_contents"
         without = functools.partial(_compile_again, contents.original(), name, resolved, mode)
@@ -90,13 +117,17 @@ def _compile(
 
 
 def _compile_again(
-    original: Callable[[], fx.GraphModule], name: str, resolved: Options, mode: str | None
+    original: Callable[[], fx.GraphModule],
+    name: str,
+    resolved: Options,
+    mode: str | None,
+    gradients: bool | None = None,
 ) -> Callable[..., Any]:
     """The graph that `original` makes, compiled by Dynamo anew when it is called, with guards of its own."""
     module = original()
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **_unused: Any) -> Callable[..., Any]:
-        return _compile(gm, example_inputs, resolved, mode, look=False)
+        return _compile(gm, example_inputs, resolved, mode, look=False, gradients=gradients)
 
     def run(*args: Any) -> Any:  # Dynamo leaves the `forward` of a graph module alone, unless something calls it
         return module(*args)
@@ -111,3 +142,7 @@ def _reset() -> None:
 
 
 optpass.reset = _reset  # type: ignore[attr-defined]
+
+# This module is imported when Dynamo looks the backend up. By the time it hands over a graph, the breaks of that frame
+# are behind it: recording has to begin here.
+STANDING.begin()

@@ -23,6 +23,9 @@ class Hooks:
         on_partitioned: called with the forward and backward graphs.
         on_inference: called with the graph when there is no backward.
         on_compiled: called with (is_backward, seconds) when Inductor has lowered a graph.
+
+    Attributes:
+        partition: the partitioner of this compile, where it is another one than the default.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class Hooks:
         self.on_partitioned = on_partitioned
         self.on_inference = on_inference
         self.on_compiled = on_compiled
+        self.partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] = compat.min_cut_partition
 
     def joint_pass(self, users: Any, partitioner: Any = None) -> Any:
         """`joint_custom_post_pass`: the user's passes, if any, then ours.
@@ -113,7 +117,7 @@ class OptPassPartitioner(_Hook, compat.CustomPartitionerFn):
         self._hooks, self._users = hooks, () if user is None else (user,)
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-        partition = self._users[0] if self._users else compat.min_cut_partition
+        partition = self._users[0] if self._users else self._hooks.partition
         forward, backward = partition(gm, joint_inputs, **kwargs)
         self._hooks.on_partitioned(forward, backward)
         return forward, backward

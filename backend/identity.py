@@ -36,10 +36,10 @@ def source_digest() -> str:
 def identity(options: Options, passes: list[Pass], device_fingerprint: str) -> str:
     """The digest for one `torch.compile` call.
 
-    Covers the sources, the options except `report` (where to write says nothing about what is compiled), the
+    Covers the sources, the options except `report` and `audit` (what is told says nothing about what is compiled), the
     passes that will run with their configuration, and the spec of the device they decide for.
     """
-    settings = _plain({key: value for key, value in options.to_json().items() if key != "report"})
+    settings = _plain({key: value for key, value in options.to_json().items() if key not in ("report", "audit")})
     parts = {
         "source": source_digest(),
         "options": settings,

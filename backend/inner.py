@@ -132,10 +132,15 @@ def _has_flex_on_cpu(gm: fx.GraphModule) -> bool:
     return False
 
 
+def own_patches(options: Options, mode: str | None) -> dict[str, Any]:
+    """Configuration for one Inductor compile without our hooks: the mode's, then the user's."""
+    patches: dict[str, Any] = compat.mode_patches(mode) if mode else {}
+    return patches | {_setting(key): value for key, value in options.inductor.items()}
+
+
 def inductor_patches(options: Options, mode: str | None, hooks: Hooks) -> dict[str, Any]:
     """Configuration for one Inductor compile: the mode's, then the user's, then our hooks around theirs."""
-    patches: dict[str, Any] = compat.mode_patches(mode) if mode else {}
-    patches |= {_setting(key): value for key, value in options.inductor.items()}
+    patches = own_patches(options, mode)
     config = compat.inductor_config()
 
     def present(key: str) -> Any:
@@ -169,7 +174,7 @@ def _aot_eager(gm: fx.GraphModule, inputs: Sequence[Any], hooks: Hooks) -> Calla
 
     def partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         hooks.on_joint(joint)
-        forward, backward = compat.min_cut_partition(joint, joint_inputs, **kwargs)
+        forward, backward = hooks.partition(joint, joint_inputs, **kwargs)
         hooks.on_partitioned(forward, backward)
         return forward, backward
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from optpass.backend.session import SESSIONS
+from optpass.passes.attention.blocks import attention_in_blocks
 from optpass.passes.attention.problem import Problem
 
 ROUNDS = 5
@@ -22,14 +23,14 @@ ROUNDS = 5
 
 def measure_sites() -> None:
     """Write `measured_unfused_us`, `measured_fused_us` and `measured_gain` into the cost of every swapped site."""
-    known: dict[Problem, tuple[float, float]] = {}
+    known: dict[tuple[Problem, str], tuple[float, float]] = {}
     for session in SESSIONS.all():
-        for site, problem in session.products.get("attention") or ():
+        for site, problem, kernel in session.products.get("attention") or ():
             if problem.score_ops or not _present(problem.device):
                 continue  # a softcap's fused way is a template of Inductor's, not a call
-            if problem not in known:
-                known[problem] = measure(problem)
-            unfused, fused = known[problem]
+            if (problem, kernel) not in known:
+                known[problem, kernel] = measure(problem, kernel)
+            unfused, fused = known[problem, kernel]
             site.cost |= {"measured_unfused_us": unfused, "measured_fused_us": fused, "measured_gain": unfused / fused}
 
 
@@ -37,8 +38,12 @@ def _present(device: str) -> bool:
     return device == "cpu" or (device == "cuda" and torch.cuda.is_available())
 
 
-def measure(problem: Problem) -> tuple[float, float]:
-    """Microseconds (unfused, fused) of one forward, with the backward where the problem trains."""
+def measure(problem: Problem, kernel: str = "") -> tuple[float, float]:
+    """Microseconds (unfused, fused) of one forward, with the backward where the problem trains.
+
+    Args:
+        kernel: 'blocks' for our own operator; SDPA is called for every other.
+    """
     q, k, v = _operands(problem)
     mask = _mask(problem)
     groups = problem.heads // problem.kv_heads
@@ -56,6 +61,8 @@ def measure(problem: Problem) -> tuple[float, float]:
         return torch.bmm(weights.flatten(0, 1), v.flatten(0, 1)).view(*q.shape[:-1], -1)
 
     def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if kernel == "blocks":
+            return attention_in_blocks(q, k, v, mask, problem.mask == "causal", problem.head_dim**-0.5)
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=problem.dropout, is_causal=problem.mask == "causal",
             enable_gqa=groups > 1,

@@ -23,7 +23,7 @@ from optpass.options import Options
 from optpass.passes.contract import AtenGraph, ContentGuard, Pass, PassContext, Stage, no_contents
 from optpass.passes.devices import DeviceSpec
 from optpass.reporting import store
-from optpass.reporting.model import GraphRecord
+from optpass.reporting.model import GraphRecord, PassRecord
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +88,12 @@ class Session:
             # These passes look at `PassContext.aten`; the Dynamo graph is the inner compiler's by now.
             self._run(Stage.COMPILED, fx.GraphModule({}, fx.Graph()))
             self._aten, self._source = (), None
+
+    def file(self, record: PassRecord | None) -> None:
+        """Add what something beside the passes did to this graph's record."""
+        if record is not None:
+            with store.current().lock:
+                self.record.passes.append(record)
 
     def _run(
         self,

@@ -9,7 +9,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from optpass.bench.attention_ways import FLEX, UNFUSED, Meter, Point
+import torch
+
+from optpass.bench.attention_heap import MAPPED, joined, mapped
+from optpass.bench.attention_ways import FLEX, UNFUSED, Meter, Point, threads
+from optpass.bench.isolate import run_isolated
 from optpass.bench.progress import Progress
 from optpass.passes.attention.gate.table import NONE, Axes, Base, Figures
 
@@ -50,6 +54,11 @@ class Grid:
         heads = self.base.scores // int(queries * keys)
         return Point(int(queries), int(keys), int(dim), max(1, min(heads, self.operand_bytes // int(keys * dim * 8))))
 
+    def numbers(self) -> list[Point]:
+        """Points of the base's length and dim, one for each number of scores."""
+        length, dim = self.base.length, self.base.dim
+        return [Point(length, length, dim, max(1, int(n) // length**2)) for n in self.axes.scores]
+
     def masked_lengths(self, kernel: str) -> Line:
         """Lengths for masks. Inductor's code for a single head is another, and would be compiled for it alone."""
         if kernel != UNFUSED:
@@ -69,7 +78,7 @@ GRIDS: Mapping[str, Grid] = {
         base=Base(dim=64, scores=2**22, length=512),
         dtypes=("float32", "bfloat16"),
         brief=("float16",),
-        kernels=("cpu_flash",),
+        kernels=("cpu_flash", "blocks"),
         flex_lengths=(512.0, 2048.0),
         flex_dtypes=("float32", "bfloat16"),
         operand_bytes=2**26,
@@ -149,16 +158,39 @@ def _masks(grid: Grid, meter: Meter, kernel: str, progress: Progress) -> dict[st
 def _scores(grid: Grid, meter: Meter, kernels: Sequence[str], progress: Progress) -> dict[str, dict[str, Line]]:
     if meter.dtype in grid.brief:
         return {kernel: {} for kernel in kernels}
-    length, count = grid.base.length, len(grid.axes.scores)
-    points = [Point(length, length, grid.base.dim, max(1, int(n) // length**2)) for n in grid.axes.scores]
     ways = {kernel: (kernel, NONE) for kernel in kernels}
     _say(progress, meter, "numbers of scores")
-    alone = _gather(meter.measure(point, ways) for point in points)
-    many = _gather(meter.measure(point, {UNFUSED: (UNFUSED, NONE)}, MANY) for point in points)
-    found = {kernel: {"1": alone[kernel]} if len(alone[kernel]) == count else {} for kernel in kernels}
-    if found[UNFUSED] and len(many[UNFUSED]) == count:
-        found[UNFUSED][str(MANY)] = many[UNFUSED]
-    return found
+    alone = _gather(meter.measure(point, ways) for point in grid.numbers())
+    found = {kernel: {"1": line} if len(line) == len(grid.axes.scores) else {} for kernel, line in alone.items()}
+    if not found.get(UNFUSED):
+        return {kernel: found.get(kernel, {}) for kernel in kernels}
+    many = _gather(meter.measure(point, {UNFUSED: (UNFUSED, NONE)}, MANY) for point in grid.numbers())[UNFUSED]
+    found[UNFUSED] = {"1": found[UNFUSED]["1"], str(MANY): many}
+    if meter.device == "cpu":
+        found[UNFUSED] = _with_faults(grid, meter, found[UNFUSED])
+    return {kernel: found.get(kernel, {}) for kernel in kernels}
+
+
+def _with_faults(grid: Grid, meter: Meter, kept: Mapping[str, Line]) -> dict[str, Line]:
+    """The same lines where a user's buffers are mapped at every call, measured in a process that does so."""
+    size = getattr(torch, meter.dtype).itemsize
+    here = tuple(mapped(scores, size, training=meter.training) for scores in grid.axes.scores)
+    if not any(here):
+        return dict(kept)
+    arguments = {"dtype": meter.dtype, "training": meter.training}
+    faulting = run_isolated("optpass.bench.attention_grid:mapped_scores", arguments, environ=MAPPED)
+    return {name: joined(line, tuple(faulting[name]), here) for name, line in kept.items()}
+
+
+def mapped_scores(dtype: str, training: bool) -> dict[str, Line]:
+    """In a process of its own: unfused attention by the number of scores, alone and with others after it."""
+    grid, meter = GRIDS["cpu"], Meter("cpu", dtype, training)
+    with threads(1):
+        lines = {
+            str(n): _gather(meter.measure(point, {UNFUSED: (UNFUSED, NONE)}, n) for point in grid.numbers())
+            for n in (1, MANY)
+        }
+    return {name: line[UNFUSED] for name, line in lines.items()}
 
 
 def _flex(grid: Grid, meter: Meter, progress: Progress) -> dict[str, Figures]:

@@ -22,8 +22,9 @@ from torch.fx.experimental import symbolic_shapes
 from torch.nn import functional as F
 
 from optpass.bench.clocks import Call, clock
+from optpass.passes.attention.blocks import attention_in_blocks
 
-UNFUSED, FLEX = "unfused", "flex"
+UNFUSED, FLEX, BLOCKS = "unfused", "flex", "blocks"
 #: Samples of a point beside the first, at least and at most, and seconds a way after which no more are taken.
 SAMPLES = (2, 12)
 POINT_S = 1.0
@@ -122,6 +123,8 @@ class Meter:
         operand = _operand(mask, point, q)
         if kernel == UNFUSED:
             run = self._unfused(mask, regions)
+        elif kernel == BLOCKS:
+            run = _in_blocks(mask == "causal")
         else:
             run = _flex(mask, point, self.device) if kernel == FLEX else _sdpa(kernel, mask == "causal")
         if not self.training:
@@ -231,6 +234,14 @@ def _sdpa(kernel: str, causal: bool) -> Callable[..., Tensor]:
         mask = operand[(None,) * (4 - operand.dim())] if operand.dim() else None
         with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(q[None], k[None], v[None], mask, is_causal=causal)[0]
+
+    return attention
+
+
+def _in_blocks(causal: bool) -> Callable[..., Tensor]:
+    def attention(q: Tensor, k: Tensor, v: Tensor, operand: Tensor) -> Tensor:
+        mask = operand.float()[(None,) * (4 - operand.dim())] if operand.dim() else None
+        return attention_in_blocks(q[None], k[None], v[None], mask, causal, q.shape[-1] ** -0.5)[0]
 
     return attention
 

@@ -18,6 +18,7 @@ MODULES: Mapping[str, str] = {
     "attention_compile": "optpass.bench.attention_compile",
     "attention_coverage": "optpass.bench.attention_coverage",
     "attention_table": "optpass.bench.attention_table",
+    "audit_overhead": "optpass.bench.audit_overhead",
     "compile_time": "optpass.bench.compile_time",
     "fusion_bytes": "optpass.bench.fusion_bytes",
     "roofline": "optpass.bench.roofline",

@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from optpass.api import analyze, report, reset_report
+    from optpass.auditing.session import audit
     from optpass.errors import (
         AuditError,
         BudgetInfeasibleError,
@@ -23,10 +24,15 @@ if TYPE_CHECKING:
         TraceError,
     )
     from optpass.options import Options
+    from optpass.plan_api import plan
     from optpass.reporting.model import Analysis, Report
+    from optpass.reporting.plan.model import PlanReport
 
 _LAZY = {
+    "plan": "optpass.plan_api",
+    "PlanReport": "optpass.reporting.plan.model",
     "analyze": "optpass.api",
+    "audit": "optpass.auditing.session",
     "report": "optpass.api",
     "reset_report": "optpass.api",
     "Options": "optpass.options",
@@ -49,11 +55,14 @@ __all__ = [
     "OptPassError",
     "Options",
     "PassError",
+    "PlanReport",
     "Report",
     "ReportError",
     "TraceError",
     "__version__",
     "analyze",
+    "audit",
+    "plan",
     "report",
     "reset_report",
 ]

@@ -11,6 +11,7 @@ from optpass.targets import OnnxTarget, Target, load, parse_dtype
 
 if TYPE_CHECKING:
     import torch
+    from torch import fx
 
     from optpass.backend.ahead import Capture
     from optpass.passes.devices import DeviceSpec
@@ -59,7 +60,7 @@ def analyze(
         TraceError: the model raises, or cannot be captured; says what, and on which line.
     """
     tell = progress or (lambda fraction, text: None)
-    spec = _named(device)
+    spec = named_device(device)
     if isinstance(model, str):
         if args or kwargs:
             raise ConfigError(f"analyze({model!r}): a target brings its own inputs; pass settings with sets={{...}}")
@@ -68,16 +69,16 @@ def analyze(
     else:
         if sets or size is not None:
             raise ConfigError("analyze: size and sets belong to a target given by name, not to a model object")
-        target = _given(model, args, kwargs, dtype)
+        target = given_target(model, args, kwargs, dtype)
     if name is not None:
         target = _renamed(target, name)
     from optpass.analysis import analysis_of_capture, analysis_of_onnx
 
     if isinstance(target, OnnxTarget):
-        return analysis_of_onnx(target, spec or _present(None, tell), parse_dtype(_text(dtype)), train, tell)
-    spec = spec or _present(target, tell)
+        return analysis_of_onnx(target, spec or present_device(None, tell), parse_dtype(_text(dtype)), train, tell)
+    spec = spec or present_device(target, tell)
     tell(None, "tracing")
-    capture, notes = _captured(target, train, loss)
+    capture, notes = captured(target, train, loss)
     tell(None, "counting")
     return analysis_of_capture(target, capture, spec, train, notes)
 
@@ -113,7 +114,7 @@ def _text(dtype: torch.dtype | str | None) -> str | None:
     return None if dtype is None else str(dtype)
 
 
-def _given(
+def given_target(
     model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, dtype: torch.dtype | str | None
 ) -> Target:
     """A model object as a target."""
@@ -138,7 +139,7 @@ def _renamed(target: Target | OnnxTarget, name: str) -> Target | OnnxTarget:
     return target
 
 
-def _named(device: str | None) -> DeviceSpec | None:
+def named_device(device: str | None) -> DeviceSpec | None:
     """The spec of a device by name; None for this machine's own, which may have to be measured first."""
     if device is None or device.strip().casefold() == "cpu":
         return None
@@ -147,7 +148,7 @@ def _named(device: str | None) -> DeviceSpec | None:
     return devices.resolve(device)
 
 
-def _present(target: Target | None, tell: Progress) -> DeviceSpec:
+def present_device(target: Target | None, tell: Progress) -> DeviceSpec:
     """The CUDA device that the target's tensors are on; else this machine's processor, measured now if never before."""
     if target is not None:
         from optpass.backend.device import measured
@@ -166,17 +167,33 @@ def _present(target: Target | None, tell: Progress) -> DeviceSpec:
 # ---- capture --------------------------------------------------------------------------------------------------------
 
 
-def _captured(target: Target, train: bool, loss: Callable[[Any], torch.Tensor] | None) -> tuple[Capture, list[str]]:
-    """The target's graphs, by fake tensors or, where they cannot follow it, for real; and what the user should know."""
+def captured(
+    target: Target,
+    train: bool,
+    loss: Callable[[Any], torch.Tensor] | None,
+    *,
+    reduce_output: bool = True,
+    joint: bool = False,
+    prepare: Callable[[fx.GraphModule], None] | None = None,
+) -> tuple[Capture, list[str]]:
+    """The target's graphs, by fake tensors or, where they cannot follow it, for real; and what the user should know.
+
+    Args:
+        target: a model and its inputs.
+        train: forward and backward.
+        loss: reduces the output to a scalar; default the target's own, else the generic one.
+        reduce_output: have the loss in the graph; else the backward starts at the model's outputs.
+        joint, prepare: as in `ahead.capture_model`.
+    """
     from optpass.backend import ahead
     from optpass.models import loss as generic
 
-    reduce = (loss or target.loss or generic) if train else None
+    reduce = (loss or target.loss or generic) if train and reduce_output else None
 
     def capture(chosen: Target, real: bool) -> Capture:
         return ahead.capture_model(
             chosen.model, chosen.args, chosen.kwargs, train=train, loss=reduce, fake=chosen.fake_mode,
-            dtype=chosen.dtype, real=real,
+            dtype=chosen.dtype, real=real, joint=joint, prepare=prepare,
         )  # fmt: skip
 
     try:

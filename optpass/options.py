@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from optpass.errors import ConfigError, did_you_mean
 from optpass.option_tables import TABLES, AttentionOptions, TableOption
+from optpass.units import Budget, parse_budget
 
 ENV_PREFIX = "OPTPASS_"
 _ENVIRONMENT = "environment"
@@ -52,6 +53,9 @@ class Options(BaseModel):
     report: str | None = Field(
         default=None, description="Path to write the report to when the process exits: .json, or .html for the page."
     )
+    audit: bool = Field(
+        default=True, description="Record graph breaks and recompiles for the report; costs compile time only."
+    )
     inductor: dict[str, Any] = Field(
         default_factory=dict,
         description="Patches for torch._inductor.config, e.g. {'max_autotune': true}.",
@@ -63,6 +67,17 @@ class Options(BaseModel):
         "{ mode = 'always', dropout = 'swap' }.",
         examples=['{ mode = "always" }'],
     )
+    memory_budget: int | str | None = Field(
+        default=None,
+        description="Most bytes that a training step may have allocated on its device at any time: parameters, "
+        "buffers, optimizer state, gradients, inputs, saved tensors and temporaries. An int, '20GiB', '500MB', or "
+        "'80%' of the memory of the option `device` or of the GPU that the graph runs on.",
+    )
+    optimizer: str | None = Field(
+        default=None,
+        description="Optimizer whose state counts in the budget, e.g. 'adamw', 'sgd_momentum', 'adafactor', or 'none'; "
+        "default: the torch optimizer that holds the graph's parameters, where there is one.",
+    )
 
     _origin: dict[str, str] = PrivateAttr(default_factory=dict)
 
@@ -73,9 +88,31 @@ class Options(BaseModel):
         key = str(info.field_name)
         return TABLES[key].read(value, key)
 
+    @field_validator("memory_budget")
+    @classmethod
+    def _budget(cls, value: int | str | None) -> int | str | None:
+        if value is not None:
+            parse_budget(value)
+        return value
+
+    @property
+    def budget(self) -> Budget | None:
+        """`memory_budget` as it was asked for; `optpass.passes.memory.budget` turns it into bytes for a device."""
+        return None if self.memory_budget is None else parse_budget(self.memory_budget)
+
     def where(self, key: str) -> str:
         """The layer that set `key` and the name it has there, for messages: `options: inner`."""
         return _where(self._origin.get(key, "options"), key)
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The options that some layer set, rather than left at their default."""
+        return tuple(self._origin)
+
+    def override(self, values: Mapping[str, Any], layer: str = "options") -> Options:
+        """These options with some set anew by `layer`, which messages name. Raises ConfigError as `resolve` does."""
+        merged = {key: getattr(self, key) for key in self.given} | dict(_checked(values, layer))
+        return _validate(merged, {**self._origin, **dict.fromkeys(values, layer)})
 
     def __eq__(self, other: object) -> bool:
         """Equal settings; which layer they came from does not count."""
@@ -257,6 +294,12 @@ def _validate(merged: dict[str, Any], origin: Mapping[str, str]) -> Options:
         values["report"] = os.fspath(report)
     for key in TABLES.keys() & values.keys():
         values[key] = TABLES[key].read(values[key], _where(origin.get(key, "options"), key))
+    budget: Any = values.get("memory_budget")
+    if budget is not None:
+        try:
+            parse_budget(budget)
+        except ConfigError as error:
+            raise ConfigError(f"{_where(origin.get('memory_budget', 'options'), 'memory_budget')}={error}") from None
     try:
         options = Options.model_validate(values)
     except ValidationError as error:
@@ -279,4 +322,5 @@ def _wanted(key: str) -> str:
         "device": "a device name such as 'h200'",
         "report": "a path",
         "inductor": "a table of torch._inductor.config settings",
+        "optimizer": "the name of an optimizer such as 'adamw'",
     }.get(key, "valid")

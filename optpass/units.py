@@ -6,6 +6,7 @@ GB is 10^9 bytes and GiB is 2^30 bytes; neither is ever taken for the other.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from decimal import Decimal
 
 from optpass.errors import ConfigError
@@ -35,6 +36,46 @@ def parse_bytes(value: int | str) -> int:
     if match is None or factor is None:
         raise ConfigError(f"{value!r} is not a size in bytes; write an int, '20GiB' or '500MB'")
     return int(Decimal(match[1]) * factor)  # a float would lose bytes above 2^53
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A memory budget as it was asked for: a number of bytes, or a share of a device's memory.
+
+    Attributes:
+        amount: bytes; None where a share was given.
+        share: of the device's memory, in (0, 1]; None where bytes were given.
+        text: as it was written, for messages.
+    """
+
+    amount: int | None
+    share: Decimal | None
+    text: str
+
+
+_SHARE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
+BUDGET_FORMS = "write an int in bytes, '20GiB', '500MB', or '80%' of a device whose memory is known"
+
+
+def parse_budget(value: int | str) -> Budget:
+    """A memory budget from an int, a size such as `"20GiB"`, or a share such as `"80%"`.
+
+    Raises:
+        ConfigError: it is neither, or it is not positive, or more than 100%.
+    """
+    share = _SHARE.fullmatch(value) if isinstance(value, str) else None
+    if share is not None:
+        part = Decimal(share[1]) / 100
+        if not 0 < part <= 1:
+            raise ConfigError(f"{value!r} is no share of a device's memory (above 0%, at most 100%); {BUDGET_FORMS}")
+        return Budget(None, part, str(value))
+    try:
+        amount = parse_bytes(value)
+    except ConfigError:
+        raise ConfigError(f"{value!r} is not a memory budget; {BUDGET_FORMS}") from None
+    if amount < 1:
+        raise ConfigError(f"{value!r} leaves no memory at all; {BUDGET_FORMS}")
+    return Budget(amount, None, str(value))
 
 
 def _scaled(value: float, step: float, prefixes: tuple[str, ...], unit: str) -> str:

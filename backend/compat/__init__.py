@@ -10,6 +10,7 @@ from optpass.backend.compat.attention_matcher import is_attention_pattern as is_
 from optpass.backend.compat.attention_matcher import is_shielded as is_shielded
 from optpass.backend.compat.attention_matcher import matcher_problem as matcher_problem
 from optpass.backend.compat.attention_matcher import shielded as shielded
+from optpass.backend.compat.audit import audit_problems as audit_problems
 from optpass.backend.compat.dynamo import FakeCopyMode as FakeCopyMode
 from optpass.backend.compat.dynamo import FakeTensor as FakeTensor
 from optpass.backend.compat.dynamo import FakeTensorMode as FakeTensorMode
@@ -70,4 +71,5 @@ def self_test() -> list[str]:
         missing.append(f"{problem}: Inductor's patterns are all left out, not only those of attention, which are wrong")
     if not KNOWS_MODULES:
         missing.append("torch._dynamo.source.NNModuleSource: nothing is proved from what buffers hold")
+    missing.extend(audit_problems())
     return missing

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from optpass import __version__
-from optpass.cli import analyze, bench, env, report, train
+from optpass.cli import analyze, audit, bench, env, plan, report, train
 from optpass.errors import OptPassError
 
 #: Exit code after Ctrl-C: 128 + SIGINT, as shells have it. Typer turns the exception into it.
@@ -27,7 +27,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("analyze")(analyze.analyze)
+app.command("plan")(plan.plan)
 app.command("train")(train.train)
+app.command("audit")(audit.audit)
 app.command("bench")(bench.bench)
 app.command("report")(report.report)
 app.command("env")(env.env)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from optpass.reporting.model import Analysis, Report
+    from optpass.reporting.plan.model import PlanReport
 
 STDOUT = "-"
 
@@ -27,8 +28,10 @@ def console(*, stderr: bool = False) -> Console:
     return Console(file=stream, highlight=False, markup=False, emoji=False)
 
 
-def emit(obj: Report | Analysis, *, json: str | None = None, html: str | None = None, top: int = 10) -> None:
-    """Show a report or an analysis, and write the files asked for.
+def emit(
+    obj: Report | Analysis | PlanReport, *, json: str | None = None, html: str | None = None, top: int = 10
+) -> None:
+    """Show a report, an analysis or a plan, and write the files asked for.
 
     Files are written first, so that a path that cannot be written is an error before anything is printed; where they
     lie is said on standard error. With `json="-"` standard output holds the JSON and nothing else: the terminal
@@ -50,9 +53,7 @@ def emit(obj: Report | Analysis, *, json: str | None = None, html: str | None = 
         write_text(text, json)
         written.append(json)
     if html is not None:
-        from optpass.reporting.html import write_html
-
-        write_html(obj, html)
+        write_page(obj, html)
         written.append(html)
     if json == STDOUT:
         sys.stdout.write(text)
@@ -63,12 +64,34 @@ def emit(obj: Report | Analysis, *, json: str | None = None, html: str | None = 
         print(f"wrote {path}", file=sys.stderr)
 
 
-def render(obj: Report | Analysis, *, top: int = 10) -> None:
+def write_page(obj: Report | Analysis | PlanReport, path: str) -> None:
+    """The page of a report, an analysis or a plan.
+
+    Raises:
+        ReportError: the path cannot be written.
+    """
+    from optpass.reporting.plan.model import PlanReport
+
+    if isinstance(obj, PlanReport):
+        from optpass.reporting.plan.html import write_plan_html
+
+        write_plan_html(obj, path)
+    else:
+        from optpass.reporting.html import write_html
+
+        write_html(obj, path)
+
+
+def render(obj: Report | Analysis | PlanReport, *, top: int = 10) -> None:
     """The terminal view on standard output."""
     from optpass.reporting.model import Analysis
+    from optpass.reporting.plan.model import PlanReport
+    from optpass.reporting.plan.terminal import render_plan
     from optpass.reporting.terminal import render_analysis, render_report
 
-    if isinstance(obj, Analysis):
+    if isinstance(obj, PlanReport):
+        render_plan(obj, console(), top=top)
+    elif isinstance(obj, Analysis):
         render_analysis(obj, console(), top=top)
     else:
         render_report(obj, console(), top=top)

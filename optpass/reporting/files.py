@@ -16,12 +16,17 @@ from pydantic import ValidationError
 from optpass.errors import ReportError
 from optpass.reporting.merge import merge
 from optpass.reporting.model import ANALYSIS_SCHEMA, REPORT_SCHEMA, Analysis, Report
+from optpass.reporting.plan.model import PLAN_SCHEMA, PlanReport
 
 Path_ = str | os.PathLike[str]
-_MODELS: dict[str, type[Report] | type[Analysis]] = {REPORT_SCHEMA: Report, ANALYSIS_SCHEMA: Analysis}
+_MODELS: dict[str, type[Report] | type[Analysis] | type[PlanReport]] = {
+    REPORT_SCHEMA: Report,
+    ANALYSIS_SCHEMA: Analysis,
+    PLAN_SCHEMA: PlanReport,
+}
 
 
-def to_json(obj: Report | Analysis) -> str:
+def to_json(obj: Report | Analysis | PlanReport) -> str:
     """The object as JSON text that `read_json` takes back.
 
     Raises:
@@ -35,8 +40,8 @@ def to_json(obj: Report | Analysis) -> str:
     return text + "\n"
 
 
-def write_json(obj: Report | Analysis, path: Path_) -> None:
-    """Write a report or an analysis as JSON, atomically; parent folders are made.
+def write_json(obj: Report | Analysis | PlanReport, path: Path_) -> None:
+    """Write a report, an analysis or a plan as JSON, atomically; parent folders are made.
 
     Raises:
         ReportError: the path cannot be written; nothing is left behind.
@@ -53,7 +58,7 @@ def write_text(text: str, path: Path_) -> None:
         ReportError: naming the path, the cause and the remedy; nothing is left behind.
     """
     try:
-        if _is_special(path):
+        if is_special(path):
             Path(path).write_text(text, encoding="utf-8")
         else:
             _replace(Path(os.path.realpath(path)), text)
@@ -61,7 +66,7 @@ def write_text(text: str, path: Path_) -> None:
         raise _unwritable(path, error) from error
 
 
-def _is_special(path: Path_) -> bool:
+def is_special(path: Path_) -> bool:
     try:
         mode = Path(path).stat().st_mode
     except (OSError, ValueError):
@@ -100,8 +105,8 @@ def _unwritable(path: Path_, error: Exception) -> ReportError:
     return ReportError(f"{os.fspath(path)}: cannot write the report: {cause}; {remedy}")
 
 
-def read_json(path: Path_) -> Report | Analysis:
-    """A report or an analysis from its file; which one, the file's `schema` says.
+def read_json(path: Path_) -> Report | Analysis | PlanReport:
+    """A report, an analysis or a plan from its file; which one, the file's `schema` says.
 
     Raises:
         ReportError: no such file, not JSON, another schema or version, or content the schema does not allow.
@@ -157,7 +162,7 @@ def write_merged(report: Report, path: Path_) -> Report:
     path = Path(path)
     is_page = path.suffix.lower() in (".html", ".htm")
     data_path = path.with_suffix(".json") if is_page else path
-    with _locked(data_path):
+    with locked(data_path):
         merged = _merged_with(report, data_path)
         write_json(merged, data_path)
         if is_page:
@@ -168,7 +173,7 @@ def write_merged(report: Report, path: Path_) -> Report:
 
 
 def _merged_with(report: Report, path: Path) -> Report:
-    if _is_special(path):
+    if is_special(path):
         return report
     try:
         found = read_json(path)
@@ -180,14 +185,14 @@ def _merged_with(report: Report, path: Path) -> Report:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Hold `<path>.lock`. The file is removed while held, so who waited for it must check that it is still the one."""
     try:
         import fcntl
     except ImportError:
         yield
         return
-    if _is_special(path):
+    if is_special(path):
         yield
         return
     lock = path.parent / (path.name + ".lock")

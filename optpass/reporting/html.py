@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from optpass.reporting import sites, summary, text
+from optpass.reporting.audit import brief
 from optpass.reporting.files import Path_, write_text
 from optpass.reporting.model import Analysis, Report
 from optpass.reporting.svg import loss_chart, share_bar
@@ -55,7 +56,7 @@ def write_html(obj: Report | Analysis, path: Path_) -> None:
 
 
 def _page(obj: Report | Analysis, tables: dict[str, Sequence[Any]], rows: int) -> str:
-    template = _environment().get_template("analysis.html.j2" if isinstance(obj, Analysis) else "report.html.j2")
+    template = environment().get_template("analysis.html.j2" if isinstance(obj, Analysis) else "report.html.j2")
     context = _roofline(obj, tables, rows)
     context |= _analysis(obj, rows) if isinstance(obj, Analysis) else _report(obj, tables, rows)
     return template.render(obj=obj, **context)
@@ -75,7 +76,8 @@ def _tables(obj: Report | Analysis) -> dict[str, Sequence[Any]]:
     }
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Jinja2 with the templates, filters and names that every page uses; everything is escaped."""
     environment = Environment(
         loader=PackageLoader("optpass.reporting"),
         autoescape=True,
@@ -105,7 +107,8 @@ def clip(value: str) -> str:
     return value if len(value) <= _CLIP else f"{value[:_CLIP]}... ({len(value) - _CLIP} more characters)"
 
 
-def _cut(rows: Iterable[Any], most: int) -> Rows:
+def cut(rows: Iterable[Any], most: int) -> Rows:
+    """The first rows, and how many are left out."""
     every = tuple(rows)
     return Rows(every[:most], max(len(every) - most, 0))
 
@@ -130,7 +133,7 @@ def _roofline(obj: Report | Analysis, tables: dict[str, Sequence[Any]], rows: in
         "chart_note": undrawn(ranked, most=rows),
         "bounds": shares,
         "bound_bar": Markup(share_bar(shares, "Share of the predicted time by bound")) if shares else Markup(""),
-    } | {name: _cut(every, rows) for name, every in tables.items()}
+    } | {name: cut(every, rows) for name, every in tables.items()}
 
 
 def _cards(obj: Report | Analysis) -> list[tuple[str, str, str]]:
@@ -152,7 +155,7 @@ def _cards(obj: Report | Analysis) -> list[tuple[str, str, str]]:
 
 
 def _analysis(analysis: Analysis, rows: int) -> dict[str, Any]:
-    return {"title": f"{analysis.target}: analysis", "notes": _cut(analysis.notes, rows)}
+    return {"title": f"{analysis.target}: analysis", "notes": cut(analysis.notes, rows)}
 
 
 def _report(report: Report, tables: dict[str, Sequence[Any]], rows: int) -> dict[str, Any]:
@@ -161,16 +164,18 @@ def _report(report: Report, tables: dict[str, Sequence[Any]], rows: int) -> dict
         "title": f"{report.name or 'compile'}: report",
         "cost": text.cost_facts(report),
         "cost_note": text.cost_note(report),
-        "kinds": _cut(((k, _cut(k.applied, rows), _cut(k.declined, rows)) for k in tables["kinds"]), rows),
+        "kinds": cut(((k, cut(k.applied, rows), cut(k.declined, rows)) for k in tables["kinds"]), rows),
         "training": training_facts(report.training),
+        "audit": brief.headline(report.audit) if report.audit is not None else "",
+        "findings": cut(brief.rows(report.audit) if report.audit is not None else (), rows),
         "loss": Markup(loss_chart(run.loss, run.eager)),
         "facts": [
-            ("Training setup", _cut(other_facts(report.training), rows)),
-            ("Environment", _cut(report.environment.items(), rows)),
-            ("Options", _cut(_plain(report.options), rows)),
-            ("Processes", _cut(_processes(report), rows)),
+            ("Training setup", cut(other_facts(report.training), rows)),
+            ("Environment", cut(report.environment.items(), rows)),
+            ("Options", cut(_plain(report.options), rows)),
+            ("Processes", cut(_processes(report), rows)),
         ],
-        "warnings": _cut(report.warnings, rows),
+        "warnings": cut(report.warnings, rows),
     }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from optpass.errors import ReportError
+from optpass.reporting.audit.merge import merge as merge_audits
 from optpass.reporting.model import CompileCost, DeviceRecord, GraphRecord, Group, Op, ProcessRecord, Report, Totals
 
 _ADDED = ("flops", "flops_forward", "flops_backward", "bytes_unfused", "bytes_fused", "kernels")
@@ -42,6 +43,8 @@ def merge(reports: Iterable[Report], *, across_runs: bool = False) -> Report:
     for part, process_index, process in kept:
         _append(merged, part, process_index, process)
     _number(merged)
+    audits = [part.audit for part in parts if part.audit is not None]
+    merged.audit = merge_audits(audits) if audits else None
     merged.compile = compile_cost(merged.graphs)
     merged.totals = totals(merged.graphs, merged.ops, merged.device)
     merged.unknown_ops = unknown_ops(merged.graphs)

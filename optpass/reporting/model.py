@@ -8,28 +8,17 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from optpass.reporting.audit.model import Audit
+from optpass.reporting.record import ProcessRecord as ProcessRecord
+from optpass.reporting.record import Record as Record
 
 REPORT_SCHEMA = "optpass.report/1"
 ANALYSIS_SCHEMA = "optpass.analysis/1"
 
 Bound = Literal["compute", "memory", "launch", "none", "unknown"]
 Phase = Literal["forward", "backward"]
-
-
-class Record(BaseModel):
-    """Base of all records: unknown keys are an error, aliases (`schema`) are used on output.
-
-    Figures are finite: JSON has no infinity, so a figure that is not known must be left out by who files the record.
-    """
-
-    model_config = ConfigDict(
-        extra="forbid",
-        populate_by_name=True,
-        serialize_by_alias=True,
-        allow_inf_nan=False,
-        json_schema_serialization_defaults_required=True,  # every key is written, so the schema may require it
-    )
 
 
 class Site(Record):
@@ -164,16 +153,6 @@ class CompileCost(Record):
     t_steady_s: float = Field(default=0.0, description="Later calls of the forwards, host time.")
 
 
-class ProcessRecord(Record):
-    """One process (rank) that contributed graphs."""
-
-    pid: int = Field(description="Process id.")
-    host: str = Field(description="Name of the machine.")
-    rank: int = Field(default=0, description="Rank under torchrun.")
-    world_size: int = Field(default=1, description="Number of ranks.")
-    argv: list[str] = Field(default_factory=list, description="Command line.")
-
-
 class Analysis(Record):
     """Roofline of a target: every op, every fused kernel, and the totals. Schema `optpass.analysis/1`."""
 
@@ -208,6 +187,9 @@ class Report(Record):
     ops: list[Op] = Field(default_factory=list, description="Every op of every graph.")
     groups: list[Group] = Field(default_factory=list, description="Every kernel after fusion.")
     unknown_ops: dict[str, int] = Field(default_factory=dict, description="Ops without a formula, and how many.")
+    audit: Audit | None = Field(
+        default=None, description="Graph breaks and recompiles of these graphs' functions; null: not recorded."
+    )
     training: dict[str, Any] = Field(default_factory=dict, description="Filled by `optpass train`: config and curves.")
     warnings: list[str] = Field(default_factory=list, description="What went otherwise than asked.")
 

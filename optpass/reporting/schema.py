@@ -1,4 +1,4 @@
-"""The JSON Schemas of reports and analyses: generated from the models, committed under `schemas/`.
+"""The JSON Schemas of reports, analyses, plans and audits: generated from the models, committed under `schemas/`.
 
 python -m optpass.reporting.schema           # write them
 python -m optpass.reporting.schema --check   # exit 1 if they differ from the models
@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from optpass.errors import ReportError, did_you_mean
-from optpass.reporting.model import ANALYSIS_SCHEMA, REPORT_SCHEMA, Analysis, Report
+from optpass.reporting.audit.model import AUDIT_SCHEMA, Audit
+from optpass.reporting.model import ANALYSIS_SCHEMA, REPORT_SCHEMA, Analysis, Record, Report
+from optpass.reporting.plan.model import PLAN_SCHEMA, PlanReport
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_MODELS: dict[str, tuple[type[Report] | type[Analysis], str]] = {
+_MODELS: dict[str, tuple[type[Record], str]] = {
     REPORT_SCHEMA: (Report, "optpass report: everything the processes of a run compiled"),
     ANALYSIS_SCHEMA: (Analysis, "optpass analysis: the roofline of a target"),
+    PLAN_SCHEMA: (PlanReport, "optpass plan: the memory of a training step, and what fits a budget"),
+    AUDIT_SCHEMA: (Audit, "optpass audit: graph breaks, recompiles and silent eager of a run"),
 }
 
 
@@ -41,7 +45,7 @@ def schema_text(name: str) -> str:
 
 
 def load_schema(name: str) -> dict[str, Any]:
-    """The committed schema by its name, "optpass.report/1" or "optpass.analysis/1".
+    """The committed schema by its name, e.g. "optpass.report/1".
 
     Raises:
         ReportError: there is no schema of that name.

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from optpass.reporting import layout, summary, text
+from optpass.reporting.audit import brief
 from optpass.reporting.model import Analysis, GraphRecord, Op, Report
 from optpass.reporting.terminal_sites import render_sites
 from optpass.reporting.training import training_facts
@@ -45,6 +46,7 @@ def render_report(report: Report, console: Console, *, top: int = 10) -> None:
         layout.heading(console, "Training")
         layout.pairs(console, facts)
     _graphs(console, report.graphs, top)
+    _audit(console, report, top)
     _passes(console, report)
     render_sites(report, console, top=top)
     if report.ops or report.groups:
@@ -201,6 +203,16 @@ def _graph_cells_narrow(graph: GraphRecord) -> _Cells:
         text.seconds(graph.t_first_s),
         text.seconds(graph.t_steady_s),
     ]
+
+
+def _audit(console: Console, report: Report, top: int) -> None:
+    if report.audit is None:
+        return
+    layout.heading(console, "Graph breaks and recompiles", "the whole, with fixes: optpass audit")
+    layout.say(console, brief.headline(report.audit))
+    rows = brief.rows(report.audit)
+    layout.pairs(console, rows[:top])
+    layout.more(console, top, len(rows), "findings")
 
 
 def _passes(console: Console, report: Report) -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from optpass.passes.attention import flex
+from optpass.passes.attention import blocks, flex
 from optpass.passes.attention.axes import Axis, Dims, above, resolve
 from optpass.passes.attention.emit import Writer, tensor_of
 from optpass.passes.attention.plan import Plan
@@ -65,6 +65,13 @@ class Rewrite:
         if prefer is not None:
             return self._finish(preferring(self.writer, plan.problem.device, prefer, sdpa), after)
         return self._finish(sdpa(), after)
+
+    def in_blocks(self) -> fx.Node:
+        """Our own operator for CPUs, as `sdpa`; the scale is a number."""
+        query, key, value, mask, after = self._prepared()
+        causal = self.plan.mask.kind == "causal"
+        scale = self.writer.number(self.plan.scale)
+        return self._finish(self.writer.call(blocks.OPERATOR, query, key, value, mask, causal, scale), after)
 
     def flex(self, attach: Callable[[str, fx.GraphModule], fx.Node]) -> fx.Node:
         """FlexAttention, as `sdpa`; `attach` puts a graph on the owning module."""

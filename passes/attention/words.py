@@ -41,7 +41,7 @@ def _number(number: float | torch.SymFloat) -> str:
 
 def after(plan: Plan, target: str, kernel: str) -> str:
     """`SDPA flash, is_causal`."""
-    name = "FlexAttention" if target == "flex" else f"SDPA {kernel}"
+    name = _NAMES.get(target, f"SDPA {kernel}")
     parts = [name]
     parts += {"causal": ["is_causal"], "bool": ["bool mask"], "float": ["float mask"]}.get(plan.mask.kind, [])
     parts += ["grouped queries"] if plan.frame.groups else []
@@ -50,6 +50,8 @@ def after(plan: Plan, target: str, kernel: str) -> str:
     return ", ".join(parts)
 
 
+#: Targets that have but one kernel.
+_NAMES = {"flex": "FlexAttention", "blocks": "attention in blocks"}
 _ROWS = {
     "added": "rows without a key as before",
     "uniform": "rows without a key as before (uniform)",

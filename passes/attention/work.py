@@ -41,6 +41,11 @@ from optpass.passes.devices import DeviceSpec
 from optpass.passes.source import locate
 from optpass.reporting.model import Site as Record
 
+#: The kernel in blocks, and its target.
+BLOCKS = "blocks"
+#: Inner compilers that run operators which they do not know.
+_OWN_OPERATORS = ("inductor", "aot_eager", "eager")
+
 
 class GraphWork:
     """One graph being worked on."""
@@ -92,7 +97,7 @@ class GraphWork:
             )
         choice = self._choose(planned)
         try:
-            cost = self._price(planned, choice)
+            choice, cost = self._price(planned, choice)
         except Blocked:
             self._compute_masks(planned)
             raise
@@ -112,27 +117,47 @@ class GraphWork:
         except ConfigError as error:
             raise Blocked(f"nothing is known of the device: {error}", planned.site.output) from None
 
-    def _price(self, planned: Plan, choice: Choice) -> dict[str, float]:
-        """Figures behind the choice; blocks where the kernel would not be faster, unless the user wants it always."""
-        mask = planned.mask
-        added = any(facts.buffers for facts in mask.proofs[len(planned.site.scores.fills) :])
-        loaded = mask.kind == "bool" or added  # a causal fill from a buffer is computed where no kernel pays
-        verdict = gate.decide(
-            planned.problem, str(choice.target), choice.kernel, self._spec(planned),
-            mask_form="loaded" if loaded else "computed", regions=self.sites,
-        )  # fmt: skip
+    def _price(self, planned: Plan, choice: Choice) -> tuple[Choice, dict[str, float]]:
+        """The choice, or the cheaper one in blocks, and the figures behind it.
+
+        Raises `Blocked` where neither would be faster, unless the user wants it always.
+        """
+        verdict, other = self._verdict(planned, choice), self._in_blocks(planned)
+        if other is not None:
+            in_blocks = self._verdict(planned, other)
+            if in_blocks.pays and not (verdict.pays and verdict.fused_us <= in_blocks.fused_us):
+                choice, verdict = other, in_blocks
         cost = {"fused_us": verdict.fused_us, "unfused_us": verdict.unfused_us}
         if verdict.fused_us:
             cost["gain"] = verdict.unfused_us / verdict.fused_us
         if self.config.mode == "auto" and not verdict.pays:
             raise Blocked(verdict.reason, planned.site.output, cost)
-        return cost
+        return choice, cost
+
+    def _verdict(self, planned: Plan, choice: Choice) -> gate.Verdict:
+        mask = planned.mask
+        added = any(facts.buffers for facts in mask.proofs[len(planned.site.scores.fills) :])
+        loaded = mask.kind == "bool" or added  # a causal fill from a buffer is computed where no kernel pays
+        return gate.decide(
+            planned.problem, str(choice.target), choice.kernel, self._spec(planned),
+            mask_form="loaded" if loaded else "computed", regions=self.sites,
+        )  # fmt: skip
+
+    def _in_blocks(self, planned: Plan) -> Choice | None:
+        """Our own operator, where it computes the site: on a CPU, by the gate only, and not for a foreign compiler."""
+        told = self.config.mode != "auto" or self.ctx.options.inner not in _OWN_OPERATORS
+        if told or planned.problem.device != "cpu" or planned.mask.empty_rows == "zero":
+            return None  # rows without a key are NaN in it
+        if not isinstance(planned.scale, (int, float)):
+            return None
+        choice = choose(planned.problem, arch="cpu", mode="auto", available=frozenset({BLOCKS}))
+        return choice if choice.target == BLOCKS else None
 
     def _available(self, device: str) -> frozenset[str]:
         """Kernels that can be used here: FlexAttention is one where its form is known and somebody will compile it."""
         inner = self.ctx.options.inner
         compiled = inner == "inductor" or callable(inner) or self.config.mode != "auto"
-        found = usable(device, compiled=compiled)
+        found = usable(device, compiled=compiled) - {BLOCKS}
         return found if flex.available() else found - {"flex"}
 
     def _write(self, site: Site, planned: Plan, choice: Choice, cost: dict[str, float]) -> None:
@@ -141,10 +166,7 @@ class GraphWork:
         try:
             attachment = Attachment(site, self.program, self.live)
             rewrite = Rewrite(writer, planned)
-            result = (
-                rewrite.flex(self._attach(writer)) if choice.target == "flex" else rewrite.sdpa(self._prefer(choice))
-            )
-            attachment.put(writer, result, rewrite.out_dims)
+            attachment.put(writer, self._call(rewrite, writer, choice), rewrite.out_dims)
         except Blocked:
             writer.undo()
             raise
@@ -158,7 +180,12 @@ class GraphWork:
             cost=words.figures(planned, choice.materialises) | cost,
         )  # fmt: skip
         self.result.applied.append(record)
-        self.result.product.append((record, planned.problem))
+        self.result.product.append((record, planned.problem, choice.kernel))
+
+    def _call(self, rewrite: Rewrite, writer: Writer, choice: Choice) -> fx.Node:
+        if choice.target == "flex":
+            return rewrite.flex(self._attach(writer))
+        return rewrite.in_blocks() if choice.target == BLOCKS else rewrite.sdpa(self._prefer(choice))
 
     def _compute_masks(self, planned: Plan) -> None:
         """No kernel pays here; what is proved of the mask is of use all the same."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from optpass.reporting.model import ProcessRecord, Record
+from optpass.reporting.record import ProcessRecord, Record
 
 AUDIT_SCHEMA = "optpass.audit/1"
 
@@ -55,6 +55,9 @@ class Break(Record):
     column: int | None = Field(default=None, description="Column, from 1; null where Python does not tell.")
     end_line: int | None = Field(default=None, description="Last line of the expression.")
     end_column: int | None = Field(default=None, description="Column behind its end, from 1.")
+    code: str = Field(
+        default="", description="Text of the source line, stripped: finds it again when lines move. Filled on output."
+    )
     function: str = Field(default="", description="Qualified name of the user's function.")
     module: str | None = Field(default=None, description="Module path, e.g. 'blocks.3.attn'.")
     gb_type: str = Field(description="Dynamo's name of the kind of break, e.g. 'Data-dependent branching'.")
@@ -69,6 +72,11 @@ class Break(Record):
     caused_by: int | None = Field(
         default=None, description="Index in `breaks` of the break that this one follows from."
     )
+    effect: str = Field(
+        default="",
+        description="'split': the function goes on in another graph; 'rest eager', 'frame eager': the rest of the "
+        "function or all of it runs eager; 'error': raised to the user.",
+    )
     hints: list[str] = Field(default_factory=list, description="Dynamo's own hints.")
     fix: Fix = Field(default_factory=Fix, description="What to do.")
     cost: BreakCost = Field(default_factory=BreakCost, description="What it costs.")
@@ -80,6 +88,9 @@ class Recompile(Record):
 
     file: str = Field(description="Source file of the function.")
     line: int = Field(description="First line of the function, from 1.")
+    code: str = Field(
+        default="", description="Text of the source line, stripped: finds it again when lines move. Filled on output."
+    )
     function: str = Field(description="Qualified name.")
     cause: Cause = Field(description="What kind of thing changed.")
     source: str = Field(default="", description="What changed, in the user's terms: 'self.scale', 'x.size(1)'.")
@@ -98,6 +109,9 @@ class SilentEager(Record):
 
     file: str = Field(default="", description="Source file of the function.")
     line: int | None = Field(default=None, description="First line of the function, from 1.")
+    code: str = Field(
+        default="", description="Text of the source line, stripped: finds it again when lines move. Filled on output."
+    )
     function: str = Field(default="", description="Qualified name.")
     kind: SilentKind = Field(description="Why it runs eager.")
     calls: int | None = Field(default=None, description="Calls that ran eager since; null: cannot be counted.")
@@ -139,7 +153,9 @@ class Audit(Record):
     """What a run's compiled functions did wrong. Schema `optpass.audit/1`."""
 
     schema_: Literal["optpass.audit/1"] = Field(default="optpass.audit/1", alias="schema")
+    run_id: str = Field(default="", description="Shared by the processes of a run.")
     target: str = Field(default="", description="What was audited.")
+    root: str = Field(default="", description="Project folder; files below it are matched by their path from there.")
     created: str = Field(default="", description="ISO 8601, UTC.")
     partial: str | None = Field(default=None, description="Why the run ended early, if it did.")
     exit_code: int | None = Field(default=None, description="The script's own exit code.")

@@ -34,7 +34,7 @@ _CHUNK = 64
 #: What stands in for dtypes that were not measured, and how much longer their scores take.
 _STAND_IN: Mapping[str, tuple[str, float]] = {"float64": ("float32", 2.0), "float16": ("bfloat16", 1.0)}
 #: Targets in words.
-_NAMES: Mapping[str, str] = {"sdpa": "SDPA", "flex": "FlexAttention"}
+_NAMES: Mapping[str, str] = {"sdpa": "SDPA", "flex": "FlexAttention", "blocks": "attention in"}
 #: Score operations that a table has a figure for.
 _OPS: Mapping[str, str] = {"softcap": "softcap"}
 
@@ -77,8 +77,8 @@ def decide(
     """Whether `kernel` is faster than what the inner compiler would make of the site as it is.
 
     Args:
-        target: 'sdpa' or 'flex', for the words.
-        kernel: as in the tables of `targets`: 'cpu_flash', 'flash', 'cudnn', 'mem_efficient', 'flex', 'math'.
+        target: 'sdpa', 'flex' or 'blocks', for the words.
+        kernel: as in the tables of `targets`: 'cpu_flash', 'flash', 'cudnn', 'mem_efficient', 'flex', 'blocks', 'math'.
         spec: the GPU; for a CPU problem the processor at hand is looked up instead.
         mask_form: how the inner compiler alone would get a causal or bool mask.
         regions: sites like this one in the graph, which can reuse each other's buffers.

@@ -26,9 +26,9 @@ class Choice:
     """The kernel for a problem, and why not another.
 
     Attributes:
-        target: 'sdpa' or 'flex'; None where no kernel computes the problem.
-        kernel: name of the kernel in the tables: 'flash', 'cudnn', 'mem_efficient', 'math', 'cpu_flash' or 'flex'; ""
-            for none.
+        target: 'sdpa', 'flex' or 'blocks'; None where no kernel computes the problem.
+        kernel: name of the kernel in the tables: 'flash', 'cudnn', 'mem_efficient', 'math', 'cpu_flash', 'flex' or
+            'blocks'; "" for none.
         reason: why this kernel, or why none.
         sources: what that rests on, with addresses.
         materialises: a tensor of batch x heads x queries x keys is put in memory, or saved for the backward. A bool

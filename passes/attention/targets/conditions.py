@@ -52,6 +52,10 @@ def _multiple(value: float, step: float) -> bool:
     return math.isclose(value / step, round(value / step), abs_tol=1e-9)
 
 
+def _scores(problem: Problem) -> int:
+    return problem.batch * problem.heads * problem.queries * problem.keys
+
+
 def _head_dims(at: Situation) -> list[int]:
     return [at.problem.head_dim, at.problem.value_dim]
 
@@ -84,6 +88,7 @@ CONDITIONS: Mapping[str, Callable[[Situation, Any], bool]] = MappingProxyType(
         "lengths_not_multiple_of": lambda at, step: at.problem.queries % step != 0 or at.problem.keys % step != 0,
         "batch_above": lambda at, limit: at.problem.batch > limit,
         "heads_above": lambda at, limit: at.problem.heads > limit,
+        "scores_below": lambda at, limit: _scores(at.problem) < limit,
     }
 )
 

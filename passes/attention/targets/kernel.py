@@ -2,8 +2,8 @@
 
 Table format, one TOML table per kernel. Its fields:
 
-- `title`, `target` ('sdpa' or 'flex'), `backend` (its name in `torch.nn.attention.SDPBackend`), `sources` (keys of
-  `sources.toml`), `dtypes`;
+- `title`, `target` ('sdpa', 'flex' or 'blocks'), `backend` (its name in `torch.nn.attention.SDPBackend`), `sources`
+  (keys of `sources.toml`), `dtypes`;
 - `head_dim`: `min`, `max` and `multiple` (a number, or one by dtype), for queries and values alike; `value_dim`: 'same'
   as `head_dim`, or 'any';
 - `masks` of `Problem.mask` and `score_ops` of `Problem.score_ops` that it can do; `mask_grad`, `gqa`, `training`,
@@ -32,7 +32,7 @@ from optpass.passes.attention.targets.conditions import Situation, check, hold
 FILES = MappingProxyType({"cpu": "kernels_cpu.toml", "cuda": "kernels_cuda.toml"})
 SOURCES = "sources.toml"
 
-Target = Literal["sdpa", "flex"]
+Target = Literal["sdpa", "flex", "blocks"]
 
 _REQUIRED = (
     "title target sources dtypes head_dim value_dim masks mask_grad gqa training dropout score_ops skips fused "

@@ -76,6 +76,7 @@ def _cost(q: Any, k: Any, v: Any, area2: int, layout: Layout, backward: bool) ->
     "_scaled_dot_product_attention_math",
     "_scaled_dot_product_attention_math_for_mps",
     "_cudnn_attention_forward",
+    "optpass::attention_in_blocks",
 )
 def _forward(c: Call) -> OpCost:
     q, k, v = c.arg("query"), c.arg("key"), c.arg("value")
@@ -91,6 +92,7 @@ def _forward(c: Call) -> OpCost:
     "_scaled_dot_product_cudnn_attention_backward",
     "_scaled_dot_product_fused_attention_overrideable_backward",
     "_cudnn_attention_backward",
+    "optpass::attention_in_blocks_backward",
 )
 def _backward(c: Call) -> OpCost:
     q, k, v = c.arg("query"), c.arg("key"), c.arg("value")

@@ -303,7 +303,7 @@ def test_modes() -> None:
 
 def test_what_is_not_available_is_not_chosen() -> None:
     assert choose(problem(**WINDOW), arch="cpu", mode="auto", available=usable("cpu", compiled=False)).target == "sdpa"
-    assert usable("cpu", compiled=False) == {"cpu_flash", "math"}
+    assert usable("cpu", compiled=False) == {"cpu_flash", "blocks", "math"}
     assert usable("cuda", compiled=True) == set(kernels("cuda"))
     none = choose(problem(), arch="cpu", mode="auto", available=frozenset())
     assert none.target is None and none.reason.count("cannot be used here") == 3
@@ -421,6 +421,10 @@ def test_every_figure_has_a_source_and_every_source_a_figure() -> None:
 def test_every_rule_and_every_condition_can_decide() -> None:
     """No rule is dead: for each there is a problem for which it alone refuses."""
     wanted = {id(rule): where for where, rule in rules()}
+    for rule in kernels("cpu")["blocks"].refuses:
+        few, many = (Situation(replace(random_problem(random.Random(0), "cpu"), queries=n)) for n in (2, 2**20))
+        assert rule.says(few) and not rule.says(many)
+        wanted.pop(id(rule))
     rng = random.Random(0)
     lengths = [1, 2, 64, 100, 128, 192, 208, 256]
     for _ in range(60000):

@@ -1,0 +1,208 @@
+"""Source breaks: Dynamo's reports folded into one record each, with what follows from what, and what it costs.
+
+Dynamo reports one break up to five times: in the function, in the function that it inlines, in what it makes to go on,
+in each retrace. Reports of one kind at one expression are one break. What followed from a break (the frame given up
+because it stands in a loop, a context manager that cannot be left) is a record of its own that names its cause.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from optpass.backend.audit import message, places
+from optpass.backend.audit.events import FrameEvent, Place, RawBreak
+from optpass.backend.compat import audit as dynamo
+from optpass.reporting.audit.model import Break, BreakCost
+
+#: Not a place in the source but a function compiled too often: the silent eager ledger has it.
+NOT_BREAKS = frozenset({"Dynamo recompile limit exceeded", "Dynamo cache limit exceeded"})
+
+Key = tuple[str, int, int | None, str]
+#: How grave an effect is, for the order of the report.
+_GRAVITY = {"error": 3, "frame eager": 2, "rest eager": 1, "split": 0}
+
+
+@dataclass
+class _Entry:
+    """One source break as it is gathered."""
+
+    place: Place
+    said: message.Said
+    raw: RawBreak
+    cause: Key | None
+    occurrences: int = 0
+    boundary_bytes: float | None = None
+    compile_s: float | None = None
+    guards: dict[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Resumed:
+    """A function that Dynamo made, and the break that it goes on behind."""
+
+    code: object
+    key: Key
+
+
+class BreakCollector:
+    """Folds breaks as frames end."""
+
+    def __init__(self, where: places.Places) -> None:
+        self._where = where
+        self._lock = threading.Lock()
+        self._entries: dict[Key, _Entry] = {}
+        self._behind: dict[int, _Resumed] = {}
+        self._eager: dict[str, Key] = {}
+
+    def on_frame(self, event: FrameEvent) -> None:
+        """File the breaks of a frame, and what compiling it cost the break that it goes on behind."""
+        with self._lock:
+            behind = self._behind.get(id(event.code)) if event.code is not None else None
+            if behind is not None:
+                self._charge(behind.key, event)
+            first: Key | None = None
+            for raw in event.breaks:
+                key = self._file(raw, event, first, behind)
+                first = first or key
+            if first is not None:
+                self._settle(first, event)
+
+    def records(self, rank: int = 0) -> list[Break]:
+        """The breaks, the gravest first, each behind its cause where it has one."""
+        ids = dynamo.gb_ids()
+        with self._lock:
+            order = sorted(self._entries, key=self._weight)
+            index = {key: position for position, key in enumerate(order)}
+            return [self._record(self._entries[key], index, ids, rank) for key in order]
+
+    # ---- folding ----------------------------------------------------------------------------------------------
+
+    def _file(self, raw: RawBreak, event: FrameEvent, first: Key | None, behind: _Resumed | None) -> Key | None:
+        """File one report; gives the key of the break that it is about, None if it is about no place."""
+        place = self._where.innermost(raw.stack) or _start(event)
+        if place is None:
+            return None
+        cause: Key | None = None
+        root: Key | None = None
+        for said in message.parse(raw.message, raw.kind):
+            if said.kind in NOT_BREAKS:
+                continue
+            key = self._known(place, said.kind)
+            if key not in self._entries:
+                follows = cause or (first if first != key else None) or self._follows(key, place, raw, behind)
+                self._entries[key] = _Entry(place, said, raw, follows)
+            entry = self._entries[key]
+            entry.occurrences += 1
+            if _GRAVITY.get(raw.effect, 0) > _GRAVITY.get(entry.raw.effect, 0):
+                entry.raw = raw
+            root = root or key
+            cause = cause or key
+        return root
+
+    def _known(self, place: Place, kind: str) -> Key:
+        """The key of the same break filed before, also by a report that knew no column."""
+        key = (place.file, place.line, place.column, kind)
+        if place.column is None:
+            return next((k for k in self._entries if (k[0], k[1], k[3]) == (place.file, place.line, kind)), key)
+        return key
+
+    def _follows(self, key: Key, place: Place, raw: RawBreak, behind: _Resumed | None) -> Key | None:
+        """The break that this one follows from, beyond its own frame."""
+        if not raw.stack:  # the frame as such: it would have been inlined, had its caller not fallen to eager
+            return next((self._eager[f] for f in map(_frame_name, raw.above) if f in self._eager), None)
+        if behind is None or behind.key == key:
+            return None
+        parent = self._entries[behind.key].place
+        return behind.key if _encloses(place, parent) else None
+
+    def _settle(self, first: Key, event: FrameEvent) -> None:
+        """What the frame's end tells of the break that ended it."""
+        entry = self._entries[first]
+        if event.graphs and event.compiled:
+            entry.boundary_bytes = event.graphs[-1].output_bytes
+        elif event.compiled:
+            entry.boundary_bytes = 0.0
+        for code in event.resumes:
+            self._behind[id(code)] = _Resumed(code, first)
+        if not event.compiled and event.origin is not None:
+            name = _frame_name(Place(event.origin.co_filename, 0, _qualified(event)))
+            self._eager.setdefault(name, first)
+
+    def _charge(self, key: Key, event: FrameEvent) -> None:
+        entry = self._entries[key]
+        entry.compile_s = (entry.compile_s or 0.0) + event.seconds
+        if event.guard_us is not None:
+            entry.guards[id(event.code)] = float(event.guard_us)
+
+    # ---- records ----------------------------------------------------------------------------------------------
+
+    def _weight(self, key: Key) -> tuple[object, ...]:
+        entry = self._entries[key]
+        grave = _GRAVITY.get(entry.raw.effect, 0)
+        return (
+            entry.cause is not None, -grave, -(entry.compile_s or 0.0), -(entry.boundary_bytes or 0.0),
+            -entry.occurrences, key[0], key[1], key[2] or 0, key[3],
+        )  # fmt: skip
+
+    def _record(self, entry: _Entry, index: dict[Key, int], ids: dict[str, str], rank: int) -> Break:
+        place, owner = entry.place, self._where.owner(entry.place.file)
+        user = None if owner == "user" else self._where.last_of_user(entry.raw.stack, entry.raw.above)
+        end_line = place.end_line or (place.line if place.end_column is not None else None)
+        return Break(
+            file=place.file,
+            line=place.line,
+            column=places.column(place.file, place.line, place.column),
+            end_line=end_line,
+            end_column=places.column(place.file, end_line or place.line, place.end_column),
+            function=place.function,
+            module=entry.raw.module,
+            gb_type=entry.said.kind,
+            gb_id=ids.get(entry.said.kind),
+            reason=entry.said.reason,
+            owner=owner,
+            user_file=user.file if user else None,
+            user_line=user.line if user else None,
+            occurrences=entry.occurrences,
+            caused_by=index[entry.cause] if entry.cause is not None else None,
+            hints=list(entry.said.hints),
+            effect=entry.raw.effect,
+            cost=BreakCost(
+                boundary_bytes=entry.boundary_bytes,
+                compile_s=entry.compile_s,
+                guard_us=sum(entry.guards.values()) if entry.guards else None,
+            ),
+            rank=rank,
+        )
+
+
+def _start(event: FrameEvent) -> Place | None:
+    """The first line of a frame that Dynamo gave up on as such."""
+    if event.origin is None:
+        return None
+    return Place(event.origin.co_filename, event.origin.co_firstlineno, _qualified(event))
+
+
+def _qualified(event: FrameEvent) -> str:
+    return getattr(event.origin, "co_qualname", "") if event.origin is not None else ""
+
+
+def _frame_name(place: Place) -> str:
+    return f"{place.file}:{place.function}"
+
+
+def _encloses(outer: Place, inner: Place) -> bool:
+    """Whether an expression or statement has another one inside, and more than that."""
+    if outer.file != inner.file or None in (outer.column, outer.end_line, outer.end_column):
+        return False
+    if None in (inner.column, inner.end_line, inner.end_column):
+        return False
+    begins = (outer.line, outer.column or 0) <= (inner.line, inner.column or 0)
+    ends = (outer.end_line or 0, outer.end_column or 0) >= (inner.end_line or 0, inner.end_column or 0)
+    return begins and ends
+
+
+def only_roots(breaks: Sequence[Break]) -> list[Break]:
+    """Breaks that follow from no other."""
+    return [record for record in breaks if record.caused_by is None]

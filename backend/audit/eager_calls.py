@@ -1,0 +1,196 @@
+"""Calls that run eager although the user asked to compile: what Dynamo decided for good, and how often it counts since.
+
+A decision for good would leave nothing to count: Dynamo is asked again at every call, and its decision repeated for it.
+That costs a call of a healthy function nothing, and a call of these some microseconds; behind `MOST` calls the
+decision is put in force. What runs, and how, is the same throughout.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+import weakref
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from optpass.backend.audit import silent_reasons
+from optpass.backend.audit.guards import Modes
+from optpass.backend.audit.locations import code_of
+from optpass.backend.audit.silent_reasons import Attempt, Verdict
+from optpass.backend.compat import audit_frames as frames
+from optpass.backend.compat import audit_guards as guards
+from optpass.backend.compat.hooks import Args, Kwargs
+
+MOST = 10_000
+
+
+@dataclass(frozen=True)
+class EagerEvent:
+    """One call that ran eager.
+
+    Attributes:
+        verdict: why; the same object for every call of the code.
+        countable: whether calls that follow are told.
+        last: the last call that is told; later ones are not counted any more.
+    """
+
+    verdict: Verdict
+    countable: bool = True
+    last: bool = False
+
+
+class Listener(Protocol):
+    """Who is told; in the thread that calls."""
+
+    def on_eager(self, event: EagerEvent) -> None: ...
+
+
+@dataclass
+class _Refused:
+    """A code object that Dynamo compiles no more.
+
+    Attributes:
+        state: Dynamo's own dict for the code; another one means that Dynamo has forgotten its decision.
+        answer: its decision, repeated.
+    """
+
+    code: weakref.ref[types.CodeType]
+    state: Any
+    refusal: str
+    answer: Any
+    verdict: Verdict
+    calls: int = 1
+
+    def in_force(self) -> bool:
+        """Whether Dynamo still has the state: `torch._dynamo.reset` throws it away."""
+        return sys.getrefcount(self.state) > 2
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.attempts: list[Attempt] = []
+        self.modes: Modes | None = None
+
+
+class Frames:
+    """The process's one watcher of Dynamo's decisions; installed while somebody listens."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self._local = _Local()
+        self._lock = threading.RLock()
+        self._listeners: tuple[Listener, ...] = ()
+        self._refused: dict[int, _Refused] = {}
+        self._seen: dict[int, weakref.ref[types.CodeType]] = {}
+
+    def listen(self, listener: Listener) -> None:
+        """Tell `listener` from now on."""
+        with self._lock:
+            if not self._listeners:
+                found = [frames.FRAME.listen(self), guards.COMPILE.add(self)]
+                self.problems = [problem for problem in found if problem is not None]
+            self._listeners = (*self._listeners, listener)
+
+    def leave(self, listener: Listener) -> None:
+        """Tell it no more; when nobody listens, Dynamo's decisions are put in force."""
+        with self._lock:
+            self._listeners = tuple(known for known in self._listeners if known is not listener)
+            if self._listeners:
+                return
+            frames.FRAME.listen(None)
+            guards.COMPILE.remove(self)
+            refused, self._refused = self._refused, {}
+        for entry in refused.values():
+            code = entry.code()
+            if code is not None and entry.in_force():
+                frames.apply(code, entry.refusal)
+
+    def note(self, code: types.CodeType) -> None:
+        """The code was called through `torch.compile`."""
+        key = id(code)
+        if key not in self._seen:
+            self._seen[key] = weakref.ref(code, lambda _: self._seen.pop(key, None))
+
+    def has_seen(self, code: types.CodeType) -> bool:
+        """Whether it was, since somebody listens."""
+        known = self._seen.get(id(code))
+        return known is not None and known() is code
+
+    def modes_of_call(self) -> Modes | None:
+        """Torch function modes of the call that this thread compiles: Dynamo switches them off meanwhile."""
+        return self._local.modes
+
+    def answer(self, frame: Any, state: Any) -> Any:
+        """Dynamo's earlier decision on this code, counted; None to let it decide."""
+        code = frame.f_code
+        known = self._refused.get(id(code))
+        if known is not None:
+            if known.code() is code and known.state is state:
+                return self._again(known)
+            self._refused.pop(id(code), None)
+        self.note(code)
+        self._local.modes = guards.active_function_modes()
+        self._local.attempts.append(Attempt())
+        return None
+
+    def _again(self, known: _Refused) -> Any:
+        with self._lock:
+            known.calls += 1
+            last = known.calls >= MOST
+            if last:
+                code = known.code()
+                self._refused.pop(id(code), None)
+        self._tell(EagerEvent(known.verdict, last=last))
+        return frames.final(known.answer, known.refusal) if last else known.answer
+
+    def before(self, args: Args, kwargs: Kwargs) -> Any:
+        """A compile of a frame begins (`compat.audit_guards.COMPILE`)."""
+        call = guards.compile_call(args, kwargs)
+        wrapped = guards.wrapped_callable(call)
+        code = code_of(wrapped) if wrapped is not None else None
+        if code is not None:
+            self.note(code)
+        return call
+
+    def after(self, token: Any, args: Args, result: Any, error: BaseException | None) -> None:
+        """It has ended."""
+        if not self._local.attempts:
+            return
+        attempt = self._local.attempts[-1]
+        attempt.compiled, attempt.error, attempt.call = True, error, token
+        attempt.look()
+
+    def decided(self, frame: Any, state: Any, result: Any, error: BaseException | None) -> None:
+        """Dynamo has decided on a frame."""
+        attempt = self._local.attempts.pop() if self._local.attempts else Attempt()
+        self._local.modes = None
+        refusal = frames.refuses(result)
+        if refusal is None:
+            attempt.forget()
+            return
+        verdict = silent_reasons.judge(frame, result, attempt)
+        attempt.forget()
+        if verdict is None:
+            return
+        countable = self._keep_asking(frame, state, result, refusal, verdict)
+        self._tell(EagerEvent(verdict, countable=countable))
+
+    def _keep_asking(self, frame: Any, state: Any, result: Any, refusal: str, verdict: Verdict) -> bool:
+        code = frame.f_code
+        if frames.isolated() or state is None:
+            return False  # a decision for one region must not reach the others
+        if refusal == "skip" and not frames.retire_entries(code):
+            return False
+        key = id(code)
+        forget = weakref.ref(code, lambda _: self._refused.pop(key, None))
+        answer = frames.keep_asking(result, refusal)
+        self._refused[key] = _Refused(forget, state, refusal, answer, verdict)
+        return True
+
+    def _tell(self, event: EagerEvent) -> None:
+        for listener in self._listeners:
+            listener.on_eager(event)
+
+
+FRAMES = Frames()

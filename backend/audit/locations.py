@@ -1,0 +1,86 @@
+"""Which function of the user's a frame belongs to: file, first line, qualified name."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sysconfig
+import types
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from optpass.backend.compat import audit_guards as dynamo
+
+_TORCH = str(Path(torch.__file__).parent)
+_LIBRARY = sysconfig.get_paths()["stdlib"]
+_SITE = ("site-packages", "dist-packages")
+
+#: File, first line, qualified name.
+Function = tuple[str, int, str]
+
+
+def code_place(code: types.CodeType) -> Function:
+    """The user's function, also for one that Dynamo made to go on behind a break."""
+    origin = dynamo.user_code(code)
+    return origin.co_filename, origin.co_firstlineno, origin.co_qualname
+
+
+def function_of(call: dynamo.CompileCall) -> Function:
+    """The function that the user compiled, where Dynamo wrapped it in a frame of its own."""
+    wrapped = dynamo.wrapped_callable(call)
+    code = code_of(wrapped) if wrapped is not None else None
+    return code_place(code if code is not None else call.code)
+
+
+def names_of(call: dynamo.CompileCall) -> dict[str, str]:
+    """How the arguments of a frame that Dynamo wrapped around the user's function are called in that function."""
+    wrapped = dynamo.wrapped_callable(call)
+    if wrapped is None:
+        return {}
+    code = code_of(wrapped)
+    module = isinstance(getattr(wrapped, "__self__", wrapped), torch.nn.Module)
+    names = {"L['fn']": "self" if module else getattr(wrapped, "__name__", "fn"), "L['fn'].__self__": "self"}
+    if code is not None:
+        given = code.co_varnames[: code.co_argcount]
+        bound = int(module or inspect.ismethod(wrapped))
+        names |= {f"L['args'][{index}]": name for index, name in enumerate(given[bound:])}
+    keywords = call.local.get("kwargs")
+    if isinstance(keywords, dict):
+        names |= {f"L['kwargs'][{key!r}]": str(key) for key in keywords}
+    return names
+
+
+def code_of(target: Any) -> types.CodeType | None:
+    """The code that runs when `target` (function, method, module, callable object) is called; None for a builtin."""
+    for _ in range(20):
+        if isinstance(target, functools.partial):
+            target = target.func
+            continue
+        inner = getattr(target, "_torchdynamo_orig_callable", None)
+        if inner is None:
+            break
+        target = inner
+    owner = getattr(target, "__self__", None)
+    if isinstance(target, types.MethodType) and isinstance(owner, torch.nn.Module):
+        name = target.__func__.__name__
+        target = owner if name in ("_wrapped_call_impl", "_call_impl", "__call__") else target
+    if isinstance(target, torch.nn.Module):
+        inner = getattr(target, "_orig_mod", target)
+        target = getattr(inner, "forward", None)
+    elif not inspect.isroutine(target) and not isinstance(target, type):
+        target = getattr(type(target), "__call__", None)
+    code = getattr(getattr(target, "__func__", target), "__code__", None)
+    return code if isinstance(code, types.CodeType) else None
+
+
+def is_torch(code: types.CodeType) -> bool:
+    """Whether the code is PyTorch's own."""
+    return code.co_filename.startswith(_TORCH) or code.co_filename.startswith(("<eval_with_key>", "<frozen"))
+
+
+def is_standard(code: types.CodeType) -> bool:
+    """Whether the code is of Python's standard library."""
+    name = code.co_filename
+    return name.startswith(_LIBRARY) and not any(part in name for part in _SITE)

@@ -1,0 +1,214 @@
+"""The process's one watcher of Dynamo: turns what hook points tell into events and gives them to whoever listens.
+
+Hooks are installed while somebody listens. Per thread it keeps the frame that is being compiled, so that breaks and
+graphs find the frame they belong to.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import types
+from typing import Any, Protocol
+
+from optpass.backend.audit import calls, capture
+from optpass.backend.audit.events import CallEvent, FrameEvent, GraphEvent, RawBreak
+from optpass.backend.audit.fallback import TraceReader
+from optpass.backend.compat import audit as dynamo
+from optpass.backend.compat.hooks import Args, HookPoint, Kwargs, Watcher
+
+
+class Listener(Protocol):
+    """Who gets events; called in the thread that compiles or calls."""
+
+    def on_frame(self, event: FrameEvent) -> None: ...
+
+    def on_call(self, event: CallEvent) -> None: ...
+
+
+class _Local(threading.local):
+    """What this thread is compiling.
+
+    Attributes:
+        frames: frames being compiled, the innermost last.
+        started: frames that this thread began to compile, ever.
+        modules: module path by place, for the frame being compiled.
+    """
+
+    def __init__(self) -> None:
+        self.frames: list[FrameEvent] = []
+        self.started = 0
+        self.modules: dict[capture.Key, capture.Seen] = {}
+
+
+class _Frames:
+    """CONVERT_FRAME: one attempt to compile a frame."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+
+    def before(self, args: Args, kwargs: Kwargs) -> Any:
+        local = self.watch.local
+        code: types.CodeType = args[1].f_code
+        event = FrameEvent(
+            code, dynamo.resumed_from(code) or code, dynamo.is_resume(code), dynamo.backend_name(args[0])
+        )
+        local.frames.append(event)
+        local.started += 1
+        local.modules = {}
+        return event, time.perf_counter()
+
+    def after(self, token: Any, args: Args, result: Any, error: BaseException | None) -> None:
+        event, start = token
+        event.seconds = time.perf_counter() - start
+        frames = self.watch.local.frames
+        while frames and frames.pop() is not event:
+            pass
+        capture.finish(event, args[1], result, error)
+        if error is not None and dynamo.is_break(error) and not getattr(error, "logged", False):
+            event.breaks.append(capture.raw_break(error, self.watch.local.modules, args[0]))
+        self.watch.tell_frame(event)
+
+
+class _Breaks:
+    """LOG_GRAPH_BREAK: a break that Dynamo handles."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+
+    def before(self, args: Args, kwargs: Kwargs) -> Any:
+        error = kwargs.get("exc", args[3] if len(args) > 3 else None)
+        reason = kwargs.get("reason", args[2] if len(args) > 2 else "")
+        if error is None or getattr(error, "logged", False):
+            return
+        self.watch.file_break(capture.logged_break(error, str(reason), self.watch.local.modules))
+
+    def after(self, token: Any, args: Args, result: Any, error: BaseException | None) -> None:
+        return None
+
+
+class _Places:
+    """UNSUPPORTED and USER_ERROR: where the innermost traced frame stands; later, Dynamo has left it."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+
+    def before(self, args: Args, kwargs: Kwargs) -> Any:
+        return None
+
+    def after(self, token: Any, args: Args, result: Any, error: BaseException | None) -> None:
+        if error is None:
+            capture.remember(self.watch.local.modules)
+
+
+class _Graphs:
+    """CALL_COMPILER: a graph on its way to the backend, which may change it: it is looked at before."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+
+    def before(self, args: Args, kwargs: Kwargs) -> Any:
+        gm = kwargs.get("gm", args[1] if len(args) > 1 else None)
+        return *capture.size_of(gm), time.perf_counter()
+
+    def after(self, token: Any, args: Args, result: Any, error: BaseException | None) -> None:
+        ops, output_bytes, start = token
+        frames = self.watch.local.frames
+        if error is None and frames:
+            frames[-1].graphs.append(GraphEvent(ops, output_bytes, time.perf_counter() - start))
+
+
+class Watch:
+    """Listeners and hooks.
+
+    Attributes:
+        problems: hook points that could not be installed when somebody last began to listen.
+        fallback: whether breaks are read from the trace log.
+    """
+
+    def __init__(self) -> None:
+        self.local = _Local()
+        self.problems: dict[str, str] = {}
+        self._lock = threading.RLock()
+        self._listeners: tuple[Listener, ...] = ()
+        self._timed: tuple[Listener, ...] = ()
+        self._calls = calls.CallWatcher(self)
+        self._hooks: tuple[tuple[HookPoint, Watcher], ...] = (
+            (dynamo.CONVERT_FRAME, _Frames(self)),
+            (dynamo.LOG_GRAPH_BREAK, _Breaks(self)),
+            (dynamo.UNSUPPORTED, _Places(self)),
+            (dynamo.USER_ERROR, _Places(self)),
+            (dynamo.CALL_COMPILER, _Graphs(self)),
+        )
+        self._trace = TraceReader(self.file_break)
+
+    @property
+    def fallback(self) -> bool:
+        """Whether breaks are read from the trace log, for want of a hook."""
+        return dynamo.LOG_GRAPH_BREAK.observes in self.problems
+
+    def listen(self, listener: Listener, *, time_calls: bool) -> None:
+        """Give events to `listener` from now on; calls are timed only where it asks for that."""
+        with self._lock:
+            if not self._listeners:
+                self._install()
+            self._listeners = (*self._listeners, listener)
+            if time_calls:
+                if not self._timed:
+                    self._add(dynamo.ENTER_COMPILED, self._calls)
+                self._timed = (*self._timed, listener)
+
+    def leave(self, listener: Listener) -> None:
+        """Give it no more events; hooks go when nobody listens."""
+        with self._lock:
+            timed = bool(self._timed)
+            self._listeners = tuple(known for known in self._listeners if known is not listener)
+            self._timed = tuple(known for known in self._timed if known is not listener)
+            if timed and not self._timed:
+                dynamo.ENTER_COMPILED.remove(self._calls)
+            if not self._listeners:
+                for point, watcher in self._hooks:
+                    point.remove(watcher)
+                self._trace.stop()
+
+    def _install(self) -> None:
+        self.problems = {}
+        for point, watcher in self._hooks:
+            self._add(point, watcher)
+        if self.fallback:
+            self._trace.start()
+
+    def _add(self, point: HookPoint, watcher: Watcher) -> None:
+        problem = point.add(watcher)
+        if problem is not None:
+            self.problems[point.observes] = f"{problem}: {point.loses}"
+
+    def file_break(self, raw: RawBreak) -> None:
+        """A break of the frame that this thread compiles; told at once where frames cannot be watched."""
+        if self.local.frames:
+            self.local.frames[-1].breaks.append(raw)
+        else:
+            self.tell_frame(FrameEvent(None, None, breaks=[raw]))
+
+    def tell_frame(self, event: FrameEvent) -> None:
+        """Give a frame's event to every listener."""
+        for listener in self._listeners:
+            listener.on_frame(event)
+
+    def tell_call(self, event: CallEvent) -> None:
+        """Give a call's event to those who asked for calls."""
+        for listener in self._timed:
+            listener.on_call(event)
+
+    def after_fork(self) -> None:
+        """In a forked child: nobody listens there yet, and locks may be held by threads not here."""
+        points = (*(point for point, _ in self._hooks), dynamo.ENTER_COMPILED)
+        for point in points:
+            point.after_fork()
+        self.__init__()  # type: ignore[misc]
+
+
+WATCH = Watch()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=WATCH.after_fork)

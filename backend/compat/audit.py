@@ -1,0 +1,216 @@
+"""What the audit reads of Dynamo: its hook points, the registry of graph breaks, compile metrics, trace records.
+
+Each reader gives None (or nothing) where this torch has no such thing; `audit_problems` says what is lost for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from optpass.backend.compat.hooks import HookPoint, Kwargs
+
+
+def _one_more_frame(kwargs: Kwargs) -> Kwargs:
+    """Dynamo skips so many of its own frames in stack traces: the patch adds one."""
+    return kwargs | {"skip": kwargs.get("skip", 0) + 1}
+
+
+LOG_GRAPH_BREAK = HookPoint(
+    "torch._dynamo.symbolic_convert",
+    "InstructionTranslatorBase.log_graph_break",
+    ("self", "code_options", "reason", "exc"),
+    "graph breaks are read from Dynamo's trace log: columns may be missing",
+    "breaks",
+)
+UNSUPPORTED = HookPoint(
+    "torch._dynamo.exc",
+    "Unsupported.__init__",
+    ("self", "msg"),
+    "breaks have no module path and no end of expression",
+    "module paths",
+)
+USER_ERROR = HookPoint(
+    "torch._dynamo.exc",
+    "UserError.__init__",
+    ("self", "error_type", "msg"),
+    "some breaks have no module path",
+    "module paths of user errors",
+)
+CONVERT_FRAME = HookPoint(
+    "torch._dynamo.convert_frame",
+    "ConvertFrameAssert.__call__",
+    ("self", "frame", "cache_entry", "hooks", "frame_state", "skip"),
+    "no costs and no functions; breaks that raise (fullgraph=True) are not recorded",
+    "frames",
+    adjust=_one_more_frame,
+)
+CALL_COMPILER = HookPoint(
+    "torch._dynamo.output_graph",
+    "OutputGraph.call_user_compiler",
+    ("self", "gm", "example_inputs"),
+    "graphs are not counted, and what crosses a break is not known",
+    "graphs",
+)
+ENTER_COMPILED = HookPoint(
+    "torch._dynamo.eval_frame",
+    "_maybe_set_eval_frame",
+    (),
+    "calls of compiled functions are not timed",
+    "calls",
+    before_only=True,  # it switches Dynamo on: what runs afterwards would be traced
+)
+
+AUDIT_POINTS = (LOG_GRAPH_BREAK, UNSUPPORTED, USER_ERROR, CONVERT_FRAME, CALL_COMPILER, ENTER_COMPILED)
+
+
+def audit_problems() -> list[str]:
+    """Hook points that this torch lacks, each with what is less precise for it."""
+    found = [f"{problem}: {p.loses}" for p in AUDIT_POINTS if (problem := p.problem()) is not None]
+    if not gb_ids():
+        found.append("torch._dynamo's registry of graph breaks is missing: breaks have no GB id")
+    return found
+
+
+def gb_ids() -> dict[str, str]:
+    """GB id by type of break, names of old included; empty where torch has no registry."""
+    from torch._dynamo import exc
+
+    load = getattr(exc, "_load_gb_type_to_gb_id_map", None)
+    return dict(load()) if callable(load) else {}
+
+
+def resumed_from(code: types.CodeType) -> types.CodeType | None:
+    """The code of the function that a function made by Dynamo goes on with; None for one that Dynamo did not make."""
+    from torch._dynamo import resume_execution
+
+    cache = getattr(resume_execution, "ContinueExecutionCache", None)
+    made = getattr(cache, "generated_code_metadata", None)
+    seen = 0
+    found: types.CodeType | None = None
+    while made is not None and code in made and seen < 100:
+        code = found = made[code].code
+        seen += 1
+    return found
+
+
+def is_resume(code: types.CodeType) -> bool:
+    """Whether Dynamo made this function to go on behind a break."""
+    return code.co_name.startswith("torch_dynamo_resume_in")
+
+
+def innermost_translator() -> Any:
+    """The translator of the innermost frame that is being traced in this thread; None outside of a trace."""
+    from torch._dynamo import symbolic_convert
+
+    root = getattr(getattr(symbolic_convert, "tls", None), "current_tx", None)
+    output = getattr(root, "output", None)
+    return getattr(output, "current_tx", None) if output is not None else None
+
+
+def is_break(error: BaseException | None) -> bool:
+    """Whether an error is Dynamo's word that it cannot go on, rather than a fault of the program or a restart."""
+    from torch._dynamo import exc
+
+    names = ("Unsupported", "UserError", "StepUnsupported", "UncapturedHigherOrderOpError")
+    kinds = tuple(kind for name in names if isinstance(kind := getattr(exc, name, None), type))
+    return isinstance(error, kinds)
+
+
+def is_always_raised(error: BaseException) -> bool:
+    """Whether Dynamo raises this break to the user also where graphs may break."""
+    from torch._dynamo import exc
+
+    kind = getattr(exc, "UncapturedHigherOrderOpError", None)
+    return isinstance(kind, type) and isinstance(error, kind)
+
+
+def backend_name(convert: Any) -> str:
+    """Name of the backend that a `ConvertFrameAssert` compiles with, e.g. 'inductor'."""
+    found, seen = convert, 0
+    while (inner := getattr(found, "_torchdynamo_orig_backend", None)) is not None and seen < 10:
+        found, seen = inner, seen + 1
+    name = getattr(found, "compiler_name", None) or getattr(found, "__name__", "")
+    return name if isinstance(name, str) else ""
+
+
+def latest_metrics(code: types.CodeType) -> Any:
+    """Dynamo's metrics of the compile of `code` that ended just now; None where it filed none."""
+    from torch._dynamo import utils
+
+    filed = getattr(utils, "_compilation_metrics", None)
+    if not filed:
+        return None
+    last = filed[-1]
+    same = getattr(last, "co_name", None) == code.co_name and (
+        getattr(last, "co_firstlineno", None) == code.co_firstlineno
+    )
+    return last if same else None
+
+
+def above_dynamo() -> Iterator[types.FrameType]:
+    """The frames that called into what Dynamo is compiling, innermost first."""
+    frame: types.FrameType | None = sys._getframe(1)
+    below = True
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if below and name.endswith("convert_frame.py"):
+            below = False
+        elif not below and not name.endswith(("convert_frame.py", "eval_frame.py")):
+            yield frame
+        frame = frame.f_back
+
+
+def size_hint(size: Any) -> int | None:
+    """An int for a size, without a guard on a symbolic one."""
+    if isinstance(size, int):
+        return size
+    node = getattr(size, "node", None)
+    hint = getattr(node, "hint", None)
+    return int(hint) if isinstance(hint, (int, float)) else None
+
+
+def skip_code(code: types.CodeType) -> None:
+    """Never trace this code."""
+    skip = getattr(torch._C._dynamo.eval_frame, "skip_code", None)
+    if skip is not None:
+        skip(code)
+
+
+def fast_marker(name: str) -> Any:
+    """A context that the profiler shows under `name`, entered without running Python code."""
+    make: Any = getattr(torch._C._profiler, "_RecordFunctionFast", None) or torch.autograd.profiler.record_function
+    return make(name)
+
+
+class TraceHandler(logging.Handler):
+    """Dynamo's structured trace log, record by record: `on_record(name, metadata, payload)`."""
+
+    def __init__(self, on_record: Callable[[str, dict[str, Any], str], None]) -> None:
+        super().__init__(logging.DEBUG)
+        self._on_record = on_record
+
+    def emit(self, record: logging.LogRecord) -> None:
+        metadata = getattr(record, "metadata", None)
+        if not isinstance(metadata, dict):
+            return
+        kind = metadata.get("artifact")
+        name = kind.get("name", "") if isinstance(kind, dict) else next(iter(metadata), "")
+        payload = getattr(record, "payload", None)
+        try:
+            self._on_record(str(name), metadata, payload if isinstance(payload, str) else "")
+        except Exception:  # noqa: BLE001  # logging's own way with a handler that fails
+            self.handleError(record)
+
+
+def trace_log() -> logging.Logger | None:
+    """The logger that structured trace records go to."""
+    from torch._logging import _internal
+
+    found = getattr(_internal, "trace_log", None)
+    return found if isinstance(found, logging.Logger) else None

@@ -1,0 +1,175 @@
+"""Points in torch's private code that optpass may watch: patched in a chain, never in the way.
+
+The original always runs, once, with what it was given; a watcher that raises is dropped for that event and noted.
+What the events mean is not known here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+log = logging.getLogger(__name__)
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+
+class Watcher(Protocol):
+    """What a hook point tells: `before` its token, `after` the token and how the original ended."""
+
+    def before(self, args: Args, kwargs: Kwargs) -> Any: ...
+
+    def after(self, token: Any, args: Args, result: Any, error: BaseException | None) -> None: ...
+
+
+@dataclass(eq=False)
+class HookPoint:
+    """One function of torch's that can be watched.
+
+    Attributes:
+        module: where it lives, e.g. 'torch._dynamo.symbolic_convert'.
+        path: attribute path in the module, 'Class.method' or 'function'.
+        parameters: names that its signature must have, in this order.
+        loses: what is less precise where it is missing.
+        observes: what is known by it, in a word or two.
+        adjust: changes the arguments that the original gets for the frame that the patch adds; None: it does not care.
+        before_only: nothing of ours may run once the original has returned.
+        failures: what watchers raised, by text; the user never sees it happen.
+    """
+
+    module: str
+    path: str
+    parameters: tuple[str, ...]
+    loses: str
+    observes: str = ""
+    adjust: Callable[[Kwargs], Kwargs] | None = None
+    before_only: bool = False
+    failures: dict[str, int] = field(default_factory=dict, repr=False)
+    _watchers: tuple[Watcher, ...] = ()
+    _patch: Callable[..., Any] | None = None
+    _original: Callable[..., Any] | None = None
+    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+
+    @property
+    def name(self) -> str:
+        """`module.Class.method`."""
+        return f"{self.module}.{self.path}"
+
+    def problem(self) -> str | None:
+        """Why it cannot be watched in this torch; None when it can."""
+        try:
+            owner, attribute = self._owner()
+        except (ImportError, AttributeError) as error:
+            return f"{self.name} is missing ({error})"
+        function = getattr(owner, attribute, None)
+        if not callable(function):
+            return f"{self.name} is missing"
+        try:
+            names = [p.name for p in inspect.signature(function).parameters.values()]
+        except (TypeError, ValueError):  # a builtin tells no signature: it is called as it is
+            return None
+        wanted = list(self.parameters)
+        if names[: len(wanted)] != wanted and not _in_order(wanted, names):
+            return f"{self.name} takes ({', '.join(names)}), not ({', '.join(wanted)})"
+        return None
+
+    def add(self, watcher: Watcher) -> str | None:
+        """Watch from now on; gives the problem if that is impossible."""
+        with self._lock:
+            problem = self.problem()
+            if problem is not None:
+                return problem
+            self._watchers = (*self._watchers, watcher)
+            self._install()
+            return None
+
+    def remove(self, watcher: Watcher) -> None:
+        """Watch no longer; the original is put back when nobody watches, unless somebody patched over us."""
+        with self._lock:
+            self._watchers = tuple(w for w in self._watchers if w is not watcher)
+            if not self._watchers and self._patch is not None:
+                owner, attribute = self._owner()
+                if getattr(owner, attribute) is self._patch:
+                    setattr(owner, attribute, self._original)
+                    self._patch = self._original = None
+
+    def after_fork(self) -> None:
+        """In a forked child: forget the watchers, and a lock that a thread not here may hold."""
+        self._lock = threading.RLock()
+        self._watchers = ()
+
+    def _owner(self) -> tuple[Any, str]:
+        owner: Any = importlib.import_module(self.module)
+        *parents, attribute = self.path.split(".")
+        for parent in parents:
+            owner = getattr(owner, parent)
+        return owner, attribute
+
+    def _install(self) -> None:
+        owner, attribute = self._owner()
+        current = getattr(owner, attribute)
+        if self._patch is None or not _reaches(current, self._patch):
+            self._original, self._patch = current, self._wrap(current)
+            setattr(owner, attribute, self._patch)
+
+    def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        if self.before_only:
+            return self._wrap_before(original)
+        adjust = self.adjust
+
+        def optpass_hook(*args: Any, **kwargs: Any) -> Any:
+            watchers = self._watchers if self._patch is optpass_hook else ()  # a patch that was replaced stays silent
+            tokens = [(w, self._guarded(w.before, args, kwargs)) for w in watchers]
+            passed = kwargs if adjust is None else adjust(kwargs)
+            try:
+                result = original(*args, **passed)
+            except BaseException as error:
+                for watcher, token in tokens:
+                    self._guarded(watcher.after, token, args, None, error)
+                raise
+            for watcher, token in tokens:
+                self._guarded(watcher.after, token, args, result, None)
+            return result
+
+        optpass_hook.__wrapped__ = original  # type: ignore[attr-defined]
+        return optpass_hook
+
+    def _wrap_before(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def optpass_hook(*args: Any) -> Any:
+            if self._patch is optpass_hook:
+                for watcher in self._watchers:
+                    self._guarded(watcher.before, args, {})
+            return original(*args)
+
+        optpass_hook.__wrapped__ = original  # type: ignore[attr-defined]
+        return optpass_hook
+
+    def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return function(*args)
+        except Exception as error:  # an audit that fails must not fail the user's compile; it is noted
+            text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            self.failures[text] = self.failures.get(text, 0) + 1
+            log.debug("a watcher of %s failed", self.name, exc_info=True)
+            return None
+
+
+def _in_order(wanted: list[str], names: list[str]) -> bool:
+    remaining = iter(names)
+    return all(name in remaining for name in wanted)
+
+
+def _reaches(function: Any, patch: Callable[..., Any]) -> bool:
+    """Whether calling `function` ends up in `patch`, through wrappers that say what they wrap."""
+    seen = 0
+    while function is not None and seen < 100:
+        if function is patch:
+            return True
+        function, seen = getattr(function, "__wrapped__", None), seen + 1
+    return False

@@ -1,0 +1,170 @@
+"""Inductor's lowering stopped before it compiles kernels, and the names that its generated wrappers use.
+
+For `backend.memory`; nothing here counts bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx
+
+from optpass.backend.compat.attention_matcher import shielded
+from optpass.backend.compat.inductor import inductor_config
+
+#: Whether autograd hands gradients to a compiled backward so that it can release them (torch 2.13 and later).
+TANGENTS_ARE_BOXED = hasattr(torch.autograd.Function, "boxed_grads_call")
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """What Inductor generates for one graph.
+
+    Attributes:
+        source: the Python module whose `call(args)` runs the graph.
+        constants: what that module finds in its namespace: tensors and objects that the graph holds.
+    """
+
+    source: str
+    constants: dict[str, Any] = field(default_factory=dict)
+
+
+class _Stop(BaseException):
+    """Carries the generated code out of Inductor; a BaseException, so that nothing on the way takes it for an error."""
+
+    def __init__(self, lowered: Lowered) -> None:
+        super().__init__()
+        self.lowered = lowered
+
+
+def lower(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    is_backward: bool,
+    user_outputs: Sequence[int] = (),
+    donated: Sequence[int] = (),
+    static_inputs: Sequence[int] = (),
+    config_patches: dict[str, Any] | None = None,
+) -> Lowered:
+    """Lower `gm` as Inductor would: its passes, its schedule, its generated wrapper; no kernel is compiled.
+
+    Takes ownership of `gm`. The wrapper is the Python one, whatever the configuration says: the C++ one allocates and
+    releases the same buffers. Raises what Inductor raises.
+
+    Args:
+        gm: forward or backward ATen graph, as the partitioner returns it.
+        example_inputs: fake tensors and symbols, one per placeholder.
+        is_backward: which of both it is.
+        user_outputs: indices of the outputs that the user sees, whose strides Inductor keeps.
+        donated: indices of the inputs whose buffers a backward may write to (`donated_inputs`).
+        static_inputs: indices of inputs at fixed addresses.
+        config_patches: Inductor settings for this compile.
+    """
+    from torch._inductor import graph as module
+    from torch._inductor.compile_fx import fx_codegen_and_compile, get_input_idxs_to_check
+    from torch._inductor.debug import DebugContext
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.utils import BoxedBool
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    def stop(self: Any) -> Any:
+        code, _ = self.codegen()
+        constants = {**self.constants, **self.torchbind_constants, **getattr(self, "opaque_value_type_classes", {})}
+        raise _Stop(Lowered(code.value, constants))
+
+    _output(gm).meta["user_visible_output_idxs"] = list(user_outputs)
+    patches = {**(config_patches or {}), "cpp_wrapper": False, "fx_wrapper": False}
+    patches = {key: value for key, value in patches.items() if hasattr(inductor_config(), key.split(".")[0])}
+    with (
+        inductor_config().patch(patches),
+        _disable_current_modes(),
+        shielded(),
+        DebugContext(),
+        mock.patch.object(GraphLowering, "compile_to_module", stop),
+        mock.patch.object(module, "get_donated_idxs", lambda: list(donated)),
+    ):
+        try:
+            fx_codegen_and_compile(
+                gm,
+                example_inputs,
+                inputs_to_check=get_input_idxs_to_check(list(example_inputs), static_inputs),
+                static_input_idxs=static_inputs,
+                cudagraphs=BoxedBool(False),
+                is_backward=is_backward,
+                graph_id=None,
+                cpp_wrapper=False,
+                is_inference=False,
+                boxed_forward_device_index=None,
+                layout_opt=None,
+                extern_node_serializer=None,
+            )
+        except _Stop as stopped:
+            return stopped.lowered
+    raise RuntimeError("Inductor compiled a graph without generating a wrapper for it")
+
+
+def donated_inputs(forward: fx.GraphModule, backward: fx.GraphModule, user_outputs: int) -> list[int]:
+    """Indices of the backward's inputs that it may write to: saved tensors that alias nothing that outlives them.
+
+    AOTAutograd decides this after partitioning, by the same function. `user_outputs` is the number of the forward's
+    outputs that are not saved tensors.
+    """
+    import torch._functorch.config as config
+
+    if not config.donated_buffer:
+        return []
+    from torch._functorch._aot_autograd.graph_compile import collect_fw_donated_buffer_idxs
+
+    def values(nodes: Any) -> list[Any]:
+        return [node.meta.get("val") if isinstance(node, fx.Node) else None for node in nodes]
+
+    outputs: Any = _output(forward).args[0]
+    saved = [n for n in outputs[user_outputs:] if isinstance(n, fx.Node)]
+    saved = [n for n in saved if isinstance(n.meta.get("val"), torch.Tensor)]
+    inputs = forward.graph.find_nodes(op="placeholder")
+    gradients = _output(backward).args[0]
+    indices = collect_fw_donated_buffer_idxs(
+        values(inputs), values(outputs[:user_outputs]), values(gradients), values(saved)
+    )
+    position = {node.name: i for i, node in enumerate(backward.graph.find_nodes(op="placeholder"))}
+    return [position[saved[i].name] for i in indices if saved[i].name in position]
+
+
+def keeps_gradient_strides() -> bool:
+    """Whether Inductor keeps the strides of a backward's outputs."""
+    return bool(getattr(inductor_config(), "bw_outputs_user_visible", True))
+
+
+def _output(gm: fx.GraphModule) -> fx.Node:
+    node: fx.Node = next(node for node in reversed(gm.graph.nodes) if node.op == "output")
+    return node
+
+
+def lowered_from(compiled: Any) -> Lowered:
+    """What Inductor generated for a graph that it has compiled (a `CompiledFxGraph`)."""
+    constants = dict(getattr(compiled, "constants", None) or {})
+    constants |= getattr(compiled, "torchbind_constants", None) or {}
+    return Lowered(compiled.source_code, constants)
+
+
+@contextlib.contextmanager
+def compiled_graphs() -> Iterator[list[tuple[bool, Any]]]:
+    """Collects (is backward, compiled graph) of every graph that Inductor compiles or loads inside the block."""
+    import torch._inductor.compile_fx as module
+
+    found: list[tuple[bool, Any]] = []
+    original = module._compile_fx_inner
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        found.append((bool(kwargs.get("is_backward", False)), result))
+        return result
+
+    with mock.patch.object(module, "_compile_fx_inner", watched):
+        yield found

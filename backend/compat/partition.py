@@ -1,0 +1,121 @@
+"""AOTAutograd's partitioner in parts: preparing a joint graph, telling its outputs apart, extracting its two halves."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from optpass.errors import BudgetInfeasibleError
+
+
+def prepare(joint: fx.GraphModule) -> None:
+    """Bring a joint graph into the form that the default partitioner decides on: no dead code, no common
+    subexpressions, what must be saved marked so. In place."""
+    from torch._functorch import config, partitioners
+    from torch._functorch.compile_utils import fx_graph_cse
+
+    joint.graph.eliminate_dead_code()
+    if getattr(config, "cse", True):
+        joint.graph = fx_graph_cse(joint.graph)
+    joint.recompile()
+    for name in ("force_save_collectives", "force_save_effectful_ops", "force_save_bw_mutation_src"):
+        mark = getattr(partitioners, name, None)
+        if mark is not None:
+            mark(joint)
+
+
+def must_save(node: fx.Node) -> bool:
+    """Whether something has marked the node's value as one that must not be computed again."""
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    return node.meta.get("recompute") == CheckpointPolicy.MUST_SAVE
+
+
+def must_recompute(node: fx.Node) -> bool:
+    """Whether the user's own checkpointing asks for the node to be computed again."""
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    return node.meta.get("recompute") in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+
+
+def outputs(joint: fx.GraphModule, num_fwd_outputs: int) -> tuple[list[Any], list[Any]]:
+    """What the forward and what the backward returns: nodes, and None or constants in their places."""
+    from torch._functorch.partitioners import _extract_fwd_bwd_outputs
+
+    found = _extract_fwd_bwd_outputs(joint, num_fwd_outputs=num_fwd_outputs)
+    return list(found[0]), list(found[1])
+
+
+def extract(
+    joint: fx.GraphModule,
+    saved_values: Sequence[fx.Node],
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: Sequence[int],
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The forward and the backward graph that pass on `saved_values`, and the sizes that the backward needs."""
+    from torch._functorch import partitioners
+    from torch.fx.experimental.proxy_tensor import is_sym_node
+
+    info = partitioners.classify_nodes(joint, list(static_lifetime_input_indices), num_fwd_outputs)
+    is_opaque = getattr(partitioners, "is_opaque_node", lambda node: False)
+    only_asserted = getattr(partitioners, "_is_assert_only_symbool", lambda node: False)
+    needed = set(info.required_fw_nodes) | set(info.inputs)
+    symbols = [n for n in joint.graph.nodes if n in needed and is_sym_node(n) and not only_asserted(n)]
+    opaque = [n for n in joint.graph.nodes if n in needed and is_opaque(n)]
+    arguments: dict[str, Any] = {
+        "saved_sym_nodes": symbols,
+        "saved_opaque_nodes": opaque,
+        "num_fwd_outputs": num_fwd_outputs,
+        "static_lifetime_input_nodes": info.static_lifetime_input_nodes,
+    }
+    accepted = inspect.signature(partitioners._extract_fwd_bwd_modules).parameters
+    known = {key: value for key, value in arguments.items() if key in accepted}
+    return partitioners._extract_fwd_bwd_modules(joint, list(saved_values), **known)
+
+
+def finish(forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The default partitioner's last steps that do not choose an order: states of random generators are threaded."""
+    from torch._functorch import partitioners
+
+    thread = getattr(partitioners, "thread_graphsafe_rng_from_hops", None)
+    if thread is not None:
+        forward = thread(forward, is_backward=False)
+        backward = thread(backward, is_backward=True)
+    return forward, backward
+
+
+def tangents_are_boxed() -> bool:
+    """Whether a compiled backward can release the gradients that it is given (torch 2.13 and later)."""
+    return hasattr(torch.autograd.Function, "boxed_grads_call")
+
+
+def mutated_inputs(forward: fx.GraphModule) -> int:
+    """How many outputs of a forward graph, at the front, are new values of inputs."""
+    output = next(n for n in reversed(forward.graph.nodes) if n.op == "output")
+    descriptions = output.meta.get("desc") or ()
+    return sum(type(d).__name__ == "InputMutationAOTOutput" for d in descriptions)
+
+
+def passed_through(error: BudgetInfeasibleError) -> BudgetInfeasibleError:
+    """`error` as Dynamo lets it reach the user: what a backend raises is wrapped otherwise, and loses its class.
+
+    The result is both: the error itself, and the failure of a backend that Dynamo would have made of it.
+    """
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    class Infeasible(BudgetInfeasibleError, BackendCompilerFailed):
+        backend_name = "optpass"
+
+        def __init__(self) -> None:
+            Exception.__init__(self, str(error))
+            self.floor_bytes, self.budget_bytes = error.floor_bytes, error.budget_bytes
+            self.inner_exception = error
+            self.first_useful_frame = None
+
+    Infeasible.__name__ = Infeasible.__qualname__ = "BudgetInfeasibleError"
+    Infeasible.__module__ = BudgetInfeasibleError.__module__
+    return Infeasible()

@@ -1,0 +1,151 @@
+"""What a run allocates, measured: the peak that the device's own allocator counts.
+
+On CPU the profiler reports every allocation and release of torch's allocator, from compiled code too (a dispatch mode
+sees only eager ops, and the resident set is no measure at all). On CUDA the caching allocator keeps the peak itself.
+What is predicted lives in `replay`.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Peak:
+    """One measured run.
+
+    Attributes:
+        bytes_above_start: most bytes allocated at one time, above what was allocated before the run.
+        bytes_left: bytes still allocated after it, above the same start; negative where it freed more than it made.
+        timeline: CPU only: bytes above the start after each allocation and release, in order of time.
+    """
+
+    bytes_above_start: int
+    bytes_left: int
+    timeline: tuple[int, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True)
+class StepPeak:
+    """One measured training step; every storage is counted once, in bytes.
+
+    `inputs` are the tensors among the arguments of the step that are neither parameters nor buffers; `gradients` are
+    those that were there when the step began (those that it makes are in `above`).
+    """
+
+    parameters: int
+    buffers: int
+    optimizer: int
+    gradients: int
+    inputs: int
+    above: int
+
+    @property
+    def held(self) -> int:
+        """Bytes that are there before the step and throughout it."""
+        return self.parameters + self.buffers + self.optimizer + self.gradients + self.inputs
+
+    @property
+    def total(self) -> int:
+        """The peak of the step, bytes."""
+        return self.held + self.above
+
+
+def measure_peak(fn: Callable[[], Any], device: torch.device | str = "cpu") -> Peak:
+    """Call `fn` once and measure what it allocates on `device` (CPU or CUDA).
+
+    What `fn` returns is released after the measurement, so that it counts as left. Compile and warm up before: what a
+    compiler allocates counts like everything else.
+    """
+    device = torch.device(device)
+    gc.collect()  # what a cycle of an earlier run holds would be released in the middle of this one
+    return _measure_cuda(fn, device) if device.type == "cuda" else _measure_cpu(fn)
+
+
+def _measure_cuda(fn: Callable[[], Any], device: torch.device) -> Peak:
+    torch.cuda.synchronize(device)
+    start = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    result = fn()
+    torch.cuda.synchronize(device)
+    peak, end = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
+    del result
+    return Peak(peak - start, end - start)
+
+
+def _measure_cpu(fn: Callable[[], Any]) -> Peak:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        result = fn()
+    events = profile.profiler.kineto_results.events()  # type: ignore[union-attr, unused-ignore]
+    # Releases by other threads may be reported out of order: time is the truth.
+    changes = sorted((e.start_ns(), i, e.nbytes()) for i, e in enumerate(events) if e.name() == "[memory]")
+    del result
+    live = peak = 0
+    timeline = []
+    for _, _, nbytes in changes:
+        live += nbytes
+        peak = max(peak, live)
+        timeline.append(live)
+    return Peak(peak, live, tuple(timeline))
+
+
+def step_peak(
+    model: nn.Module,
+    step: Callable[[], Any],
+    optimizer: torch.optim.Optimizer | None = None,
+    inputs: Iterable[Any] = (),
+    device: torch.device | str | None = None,
+) -> StepPeak:
+    """Run `step()` once and measure its peak with everything that it holds.
+
+    Args:
+        model: whose parameters and buffers count.
+        step: one training step, called without arguments: forward, backward, and the optimizer's where it has one.
+        optimizer: whose state counts. State that it makes in this step is in `above`.
+        inputs: what else the step reads: tensors, or containers of them.
+        device: the device that is measured; by default the parameters'. Tensors elsewhere do not count.
+    """
+    if device is None:
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = torch.device(device)
+    seen: set[int] = set()
+    parameters = storage_bytes(model.parameters(), device, seen)
+    gradients = storage_bytes((p.grad for p in model.parameters()), device, seen)
+    buffers = storage_bytes(model.buffers(), device, seen)
+    state = storage_bytes(optimizer.state.values() if optimizer is not None else (), device, seen)
+    others = storage_bytes(inputs, device, seen)
+    peak = measure_peak(step, device)
+    return StepPeak(parameters, buffers, state, gradients, others, peak.bytes_above_start)
+
+
+def storage_bytes(values: Iterable[Any], device: torch.device | None = None, seen: set[int] | None = None) -> int:
+    """Bytes of the storages behind all tensors in `values` (nested containers too), each once.
+
+    `device` restricts to tensors of its type; `seen` holds storages already counted, and is added to.
+    """
+    seen = set() if seen is None else seen
+    total = 0
+    for value in torch.utils._pytree.tree_leaves(list(values)):
+        if not isinstance(value, torch.Tensor) or (device is not None and value.device.type != device.type):
+            continue
+        for part in _plain_tensors(value):
+            storage = part.untyped_storage()
+            key = storage.data_ptr() or storage._cdata  # fake tensors have no address
+            if key not in seen:
+                seen.add(key)
+                total += storage.nbytes()
+    return total
+
+
+def _plain_tensors(value: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that hold the bytes of `value`: itself, or the parts of a wrapper subclass."""
+    if not hasattr(value, "__tensor_flatten__"):
+        return [value]
+    names, _ = value.__tensor_flatten__()
+    return [part for name in names for part in _plain_tensors(getattr(value, name))]

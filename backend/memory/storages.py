@@ -1,0 +1,90 @@
+"""Bytes of storages that live, counted as an allocator counts them: each storage once, until its last tensor is gone.
+
+The tensors are fake: they have sizes and share storages as real ones do, and take no memory.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+#: The CUDA caching allocator counts blocks in multiples of this (`kMinBlockSize`, c10/cuda/CUDACachingAllocator.cpp).
+CUDA_BLOCK = 512
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A point in time of a replay: what ran last, and the bytes that were allocated then."""
+
+    label: str
+    live_bytes: int
+
+
+class Storages:
+    """The storages of one replay.
+
+    Attributes:
+        live: bytes allocated now, above what was there at the start.
+        peak: the most there ever were; `peak_label` says what ran then.
+        timeline: one `Moment` per operation.
+    """
+
+    def __init__(self) -> None:
+        self.live = 0
+        self.peak = 0
+        self.peak_label = ""
+        self.timeline: list[Moment] = []
+        self._known: dict[int, Any] = {}
+        self._sizes: dict[int, int] = {}
+
+    def external(self, tensor: torch.Tensor) -> None:
+        """The storage of `tensor` was there at the start and stays: it never counts."""
+        self._watch(tensor.untyped_storage(), 0)
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """The storage of `tensor` is allocated, if it is new."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._known:
+            self._watch(storage, allocated_bytes(storage.nbytes(), tensor.device))
+
+    def add_all(self, values: Any) -> None:
+        """`add` for each tensor in a nest of lists and tuples."""
+        if isinstance(values, torch.Tensor):
+            self.add(values)
+        elif isinstance(values, (list, tuple)):
+            for value in values:
+                self.add_all(value)
+
+    def size(self, tensor: torch.Tensor) -> int:
+        """Bytes that the storage of `tensor` counts for."""
+        return self._sizes.get(tensor.untyped_storage()._cdata, 0)
+
+    def mark(self, label: str, workspace: int = 0) -> None:
+        """`label` has run: note the bytes, with the `workspace` that it allocated and released inside."""
+        now = self.live + workspace
+        self.timeline.append(Moment(label, now))
+        if now > self.peak:
+            self.peak, self.peak_label = now, label
+
+    def _watch(self, storage: torch.UntypedStorage, size: int) -> None:
+        key = storage._cdata
+        if key in self._known:
+            return
+        # The Python object of a storage lives as long as the storage itself does, whoever holds that.
+        self._known[key] = weakref.ref(storage, lambda _: self._release(key))
+        self._sizes[key] = size
+        self.live += size
+
+    def _release(self, key: int) -> None:
+        del self._known[key]
+        self.live -= self._sizes.pop(key)
+
+
+def allocated_bytes(nbytes: int, device: torch.device) -> int:
+    """What the allocator of `device` counts for a request of `nbytes`."""
+    if device.type == "cuda":
+        return -(-nbytes // CUDA_BLOCK) * CUDA_BLOCK
+    return nbytes

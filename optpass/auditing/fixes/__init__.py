@@ -1,0 +1,1 @@
+"""What to do about a graph break: the text, and the diff where the change is mechanical."""

@@ -1,0 +1,96 @@
+"""Saves the records of a running audit again and again, so that a killed process leaves them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+from optpass.auditing.session import AuditSession
+from optpass.backend.audit.events import CallEvent, FrameEvent
+from optpass.backend.audit.watch import WATCH
+from optpass.errors import OptPassError
+from optpass.reporting.audit import files
+
+#: Seconds from an event to the save that holds it, at least.
+_SOON = 0.2
+#: Seconds between saves where nothing was compiled: counts of calls and steady times only.
+_IDLE = 10.0
+#: Seconds of saving that a run may spend beforehand, so that a program that dies young leaves its first records; and
+#: the part of the time that it may spend from there on.
+_BURST, _SHARE = 0.1, 0.01
+
+
+class Saver:
+    """Writes a session's records to a file after every compile: at once where that takes little of the time, else soon.
+
+    Args:
+        session: a running one.
+        path: of the file, replaced as a whole each time.
+    """
+
+    def __init__(self, session: AuditSession, path: Path) -> None:
+        self._session, self._path = session, path
+        self._changed = threading.Event()
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="optpass-audit", daemon=True)
+        self._pid = os.getpid()
+        self._began = time.monotonic()
+        self._spent = 0.0
+
+    def start(self) -> None:
+        """Begin to save."""
+        WATCH.listen(self, time_calls=False)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Save no more; waits for a save that is being made."""
+        WATCH.leave(self)
+        self._ended.set()
+        self._changed.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5.0)
+
+    def save(self) -> None:
+        """Save now.
+
+        Raises:
+            AuditError: the file cannot be written.
+        """
+        with self._lock:
+            start = time.thread_time()
+            files.write(self._session.snapshot(), self._path)
+            self._spent += time.thread_time() - start
+
+    def on_frame(self, event: FrameEvent) -> None:
+        """Something was compiled, or failed to."""
+        if os.getpid() != self._pid:
+            return  # a forked child: the file is the parent's
+        if not (self._affordable() and self._try()):
+            self._changed.set()
+
+    def on_call(self, event: CallEvent) -> None:
+        """Calls are saved with the rest."""
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            self._changed.wait(_IDLE)
+            self._changed.clear()
+            if self._ended.wait(_SOON):
+                return
+            while not self._affordable():
+                if self._ended.wait(_SOON):
+                    return
+            self._try()
+
+    def _affordable(self) -> bool:
+        return self._spent < _BURST + _SHARE * (time.monotonic() - self._began)
+
+    def _try(self) -> bool:
+        try:
+            self.save()
+        except (RuntimeError, OptPassError):  # records changed while they were read, or the disk is full: the next one
+            return False
+        return True

@@ -1,0 +1,212 @@
+"""A request answered: the step captured, its graphs searched, a plan chosen, and what to say where none fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from optpass.backend.model_tensors import main_dtype, owner, parameter_count
+from optpass.errors import BudgetInfeasibleError, ConfigError, TraceError
+from optpass.passes.memory import infeasible, optimizers
+from optpass.passes.memory.budget import resolve as resolve_budget
+from optpass.passes.memory.infeasible import Help
+from optpass.passes.memory.optimizers import OptimizerCost
+from optpass.passes.memory.plan import Ledger, Tensor
+from optpass.passes.memory.pricing import node_prices
+from optpass.planning import shard as sharding
+from optpass.planning import step as steps
+from optpass.planning.prepare import Prepared
+from optpass.planning.record import plan_record
+from optpass.planning.request import Captured, Request
+from optpass.planning.shard import Gathered
+from optpass.planning.solve import Fixed, GraphWays, StepPlanner, problem_of
+from optpass.planning.step import StepState
+from optpass.reporting.plan.model import BatchRecord, PlanReport, ShardRecord
+from optpass.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A step captured and searched: everything that any budget needs."""
+
+    captured: Captured
+    state: StepState
+    gathered: Gathered
+    planner: StepPlanner
+    prepared: Prepared
+
+
+def plan_step(request: Request) -> PlanReport:
+    """The plan that a request asks for.
+
+    Raises:
+        ConfigError: an unknown optimizer, or a budget that the device cannot have.
+        TraceError: the model cannot be captured, or has no backward.
+        BudgetInfeasibleError: no plan fits; the message says what would help.
+    """
+    budget = budget_of(request)
+    tried: list[tuple[int, int]] = []
+    if request.search_batch:
+        from optpass.planning.batch import largest_batch
+
+        if budget is None:
+            raise ConfigError("--batch auto looks for the largest micro-batch within a budget; name one with --budget")
+        solved, tried = largest_batch(request, budget)
+    else:
+        solved = solve(request, request.batch)
+    plan = solved.planner.plan(budget)
+    chosen = solved.planner.choose(budget)
+    if plan is None or chosen is None:
+        assert budget is not None  # without one there is always a plan
+        raise no_plan(request, solved, budget)
+    report = plan_record(solved.captured.name, request.device, solved.planner, chosen, plan)
+    return _completed(report, request, solved, tried)
+
+
+def budget_of(request: Request) -> int | None:
+    """The budget in bytes on the request's device."""
+    return None if request.budget is None else resolve_budget(request.budget, request.device, request.where)
+
+
+def solve(request: Request, batch: int | None) -> Solved:
+    """Capture the step at a micro-batch and search its graphs."""
+    tell, device = request.progress, request.device
+    prepared = Prepared(request.options, device)
+    tell(None, "tracing" if batch is None else f"tracing at micro-batch {batch}")
+    captured = request.capture(batch, prepared)
+    capture = captured.capture
+    joints = [item.joint for item in (capture.items[i] for i in capture.calls) if item.joint is not None]
+    if not joints:
+        raise TraceError("there is no backward: nothing that the loss depends on needs a gradient, so no step to plan")
+    unit = steps.granularity(device)
+    bare = steps.state_of(capture.model, capture.arguments, _NO_OPTIMIZER, unit=unit, accumulation=request.accumulation)
+    state = replace(bare, optimizer=_optimizer(request, bare))
+    gathered, divide = Gathered(), 1
+    if request.shard is not None:
+        divide = request.shard.world_size
+        gathered = sharding.gathered(capture.model, unit) if divide > 1 else Gathered()
+        state = sharding.divided(state, request.shard)
+    graphs = []
+    fused = request.options.inner == "inductor"
+    for number, joint in enumerate(joints):
+        of = f" (graph {number + 1} of {len(joints)})" if len(joints) > 1 else ""
+        tell(None, f"pricing {len(joint.graph.nodes):,} nodes{of}")
+        price = node_prices(joint.graph, device, fused=fused)
+        problem = problem_of(joint, price, unit=unit, divide_gradients=divide)
+        graphs.append(GraphWays(problem, _searching(request, of)))
+    fixed = Fixed(state.statics(), state.at_optimizer(0), gathered.bytes)
+    return Solved(captured, state, gathered, StepPlanner(graphs, fixed), prepared)
+
+
+_NO_OPTIMIZER = OptimizerCost(optimizers.NONE, 0, 0)
+
+
+def _searching(request: Request, of: str) -> Callable[[int], None]:
+    return lambda peak: request.progress(None, f"planning{of}: down to {format_bytes(peak)} above the statics")
+
+
+def _optimizer(request: Request, state: StepState) -> OptimizerCost:
+    if request.found is not None:
+        return request.found
+    if request.optimizer is None:
+        return _NO_OPTIMIZER
+    gpu = request.device.kind != "cpu"
+    where = request.options.where("optimizer")
+    return optimizers.cost(request.optimizer, state.trained, gpu=gpu, settings=request.settings, where=where)
+
+
+def _completed(report: PlanReport, request: Request, solved: Solved, tried: list[tuple[int, int]]) -> PlanReport:
+    capture, state = solved.captured.capture, solved.state
+    report.dtype = main_dtype(capture.model, capture.arguments)
+    report.parameter_count = parameter_count(capture.model)
+    report.inputs = capture.inputs
+    report.optimizer = state.optimizer.name
+    report.accumulation = state.accumulation
+    report.batch = BatchRecord(size=solved.captured.batch, searched=request.search_batch, tried=tried)
+    if request.shard is not None:
+        report.shard = ShardRecord(
+            kind=request.shard.kind, world_size=request.shard.world_size, layer=solved.gathered.layer,
+            gathered_bytes=solved.gathered.parameters, gradient_bytes=solved.gathered.gradients,
+        )  # fmt: skip
+    report.notes = [*request.notes, *solved.captured.notes, *solved.prepared.notes(), *_notes(request, solved)]
+    return report
+
+
+def _notes(request: Request, solved: Solved) -> list[str]:
+    notes = []
+    if request.optimizer is None and request.found is None:
+        notes.append("no optimizer is counted: name one with --optimizer (option `optimizer`)")
+    graphs = len(solved.planner.graphs)
+    if graphs > 1:
+        notes.append(f"{graphs} graphs: each is planned at the same share of its own range; the sum is an upper bound")
+    if request.shard is not None:
+        notes.append(
+            "sharded: each layer is gathered alone, without prefetching the next, and given up after use; a rank's "
+            "inputs and activations are its own"
+        )
+    return notes
+
+
+# ---- where nothing fits ---------------------------------------------------------------------------------------------
+
+
+def no_plan(request: Request, solved: Solved, budget: int) -> BudgetInfeasibleError:
+    """The error for a budget below the floor, with what would help."""
+    planner = solved.planner
+    ledger = planner.floor_plan().ledger
+    largest = planner.largest_at_floor() or _largest_parameters(solved)
+    return infeasible.explain_infeasible(
+        budget, planner.floor, ledger, largest, _helps(request, solved, budget, ledger), request.where
+    )
+
+
+def _largest_parameters(solved: Solved) -> list[Tensor]:
+    """The trained parameters, largest first: what counts where the optimizer's step is the peak."""
+    module = owner(solved.captured.capture.model)
+    named = module.named_parameters() if module is not None else ()
+    found = [
+        Tensor(f"parameter {name}", p.numel() * p.element_size(), shape=f"{str(p.dtype)[6:]}{list(p.shape)}")
+        for name, p in named
+        if p.requires_grad
+    ]
+    return sorted(found, key=lambda t: (-t.bytes, t.node))
+
+
+def _helps(request: Request, solved: Solved, budget: int, ledger: Ledger) -> list[Help]:
+    helps = []
+    smaller = _smaller_batch(solved, budget)
+    if smaller is not None:
+        helps.append(smaller)
+    swapped = _attention_swapped(request, solved)
+    if swapped is not None and swapped < solved.planner.floor:
+        helps.append(Help("attention = 'always'", swapped, peak=True))
+    trained = solved.state.trained
+    width = max((p.dtype.itemsize for p in trained), default=4)
+    if request.shard is None:
+        helps += infeasible.standard_helps(ledger, trained_itemsize=width, optimizer=solved.state.optimizer.name)
+    return helps
+
+
+def _smaller_batch(solved: Solved, budget: int) -> Help | None:
+    """The largest micro-batch that would fit, if what the step makes itself grows with it, as it nearly does."""
+    batch, planner = solved.captured.batch, solved.planner
+    if batch is None or batch < 2:
+        return None
+    own = planner.floor - planner.fixed.throughout
+    left = budget - planner.fixed.throughout
+    size = min(int(batch * left / own) if own > 0 else 0, batch - 1)
+    if size < 1:
+        return None
+    return Help(f"micro-batch {size}, about", planner.fixed.throughout + own * size // batch, peak=True)
+
+
+def _attention_swapped(request: Request, solved: Solved) -> int | None:
+    """The smallest peak with every attention site swapped that can be; None where that changes nothing."""
+    mode = request.options.attention.mode
+    if not solved.prepared.declined["attention"] and mode != "off":
+        return None
+    attention = request.options.attention.model_copy(update={"mode": "always"})
+    options = request.options.model_copy(update={"attention": attention})
+    request.progress(None, "looking for what would help")
+    other = solve(replace(request, options=options), solved.captured.batch)
+    return other.planner.floor if other.prepared.applied["attention"] else None

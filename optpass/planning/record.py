@@ -1,0 +1,116 @@
+"""From a plan to its record, `optpass.plan/1`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from optpass.passes.devices import DeviceSpec
+from optpass.passes.memory.offload import Offloaded, hidden_offloads
+from optpass.passes.memory.plan import MemoryPlan, Recomputed, Tensor
+from optpass.passes.roofline.price import device_record
+from optpass.planning.solve import Chosen, StepPlanner
+from optpass.reporting.plan.model import (
+    LedgerRecord,
+    OffloadedTensor,
+    OffloadRecord,
+    Overhead,
+    ParetoPoint,
+    PlannedTensor,
+    PlanReport,
+    RecomputedTensor,
+)
+
+#: Points of the curve that the record keeps.
+_MOST_POINTS = 200
+
+_Costs = dict[str, tuple[float, float]]
+
+
+def plan_record(
+    target: str, device: DeviceSpec, planner: StepPlanner, chosen: Sequence[Chosen], plan: MemoryPlan
+) -> PlanReport:
+    """The record of `plan`, which `planner` made of `chosen`. The caller adds what it knows of model and batch."""
+    costs = _costs(planner)
+    return PlanReport(
+        target=target,
+        device=device_record(device),
+        budget_bytes=plan.budget_bytes,
+        predicted_peak_bytes=plan.predicted_peak_bytes,
+        floor_bytes=plan.floor_bytes,
+        unconstrained_bytes=plan.unconstrained_bytes,
+        optimizer_step_bytes=planner.optimizer_total,
+        ledger=LedgerRecord(**vars(plan.ledger)),
+        saved=[_planned(t, costs) for t in plan.saved],
+        recomputed=[_recomputed(t) for t in plan.recomputed if t.bytes],
+        overhead=_overhead(planner, plan),
+        pareto=_thinned([ParetoPoint(peak_bytes=p.peak_bytes, slowdown=p.slowdown) for p in plan.curve]),
+        offload=_offload(device, planner, chosen, plan, costs),
+    )
+
+
+def _costs(planner: StepPlanner) -> _Costs:
+    """FLOPs and seconds of making each value once, by the node that makes it."""
+    return {o.node.name: (o.flops, o.seconds) for graph in planner.graphs for o in graph.problem.operations}
+
+
+def _planned(tensor: Tensor, costs: _Costs) -> PlannedTensor:
+    flops, seconds = costs.get(tensor.node, (0.0, 0.0))
+    return PlannedTensor(
+        tensor=tensor.node, bytes=tensor.bytes, op=tensor.op, shape=tensor.shape, flops=flops, time_us=seconds * 1e6,
+        file=tensor.file, line=tensor.line, module=tensor.module,
+    )  # fmt: skip
+
+
+def _recomputed(tensor: Recomputed) -> RecomputedTensor:
+    return RecomputedTensor(
+        tensor=tensor.node, bytes=tensor.bytes, op=tensor.op, shape=tensor.shape, flops=tensor.flops,
+        time_us=tensor.seconds * 1e6, file=tensor.file, line=tensor.line, module=tensor.module, copies=tensor.copies,
+    )  # fmt: skip
+
+
+def _overhead(planner: StepPlanner, plan: MemoryPlan) -> Overhead:
+    return Overhead(
+        recompute_flops_fraction=plan.recompute_flops / planner.flops if planner.flops else 0.0,
+        predicted_slowdown=plan.slowdown,
+        recompute_us=plan.recompute_seconds * 1e6,
+        step_us=plan.step_seconds * 1e6,
+    )
+
+
+def _thinned(points: list[ParetoPoint]) -> list[ParetoPoint]:
+    """At most `_MOST_POINTS`, the first and the last among them."""
+    if len(points) <= _MOST_POINTS:
+        return points
+    last = len(points) - 1
+    return [points[i] for i in sorted({round(i * last / (_MOST_POINTS - 1)) for i in range(_MOST_POINTS)})]
+
+
+def _offload(
+    device: DeviceSpec, planner: StepPlanner, chosen: Sequence[Chosen], plan: MemoryPlan, costs: _Costs
+) -> OffloadRecord | None:
+    """What moving saved tensors to the host would do, where the link is known and the step is one graph."""
+    link = device.pcie_bytes_per_s
+    if link is None or device.kind == "cpu" or len(planner.graphs) != 1:
+        return None
+    graph, one = planner.graphs[0], chosen[0]
+    moved: tuple[Offloaded, ...] = hidden_offloads(graph.search.schedule, one.timeline, link)
+    by_storage = {t.node: t for t in plan.saved}
+    tensors = []
+    for item in moved:
+        tensor = by_storage.get(graph.problem.storages[item.storage].node.name)
+        if tensor is not None:
+            shown = _planned(tensor, costs)
+            tensors.append(OffloadedTensor(**shown.model_dump(), transfer_us=item.transfer_s * 1e6))
+    frees = sum(item.bytes for item in moved)
+    transfer = sum(item.transfer_s for item in moved)
+    replaced = plan.recompute_seconds - planner.recompute_seconds(plan.predicted_peak_bytes + frees)
+    return OffloadRecord(
+        link_bytes_per_s=link,
+        frees_bytes=frees,
+        transfer_us=transfer * 1e6,
+        hidden_us=transfer * 1e6,
+        replaces_us=max(replaced, 0.0) * 1e6,
+        pays=bool(moved) and replaced > 2 * device.launch_s * len(moved),  # two copies to start for each tensor
+        tensors=tensors,
+    )
+

@@ -1,0 +1,234 @@
+"""Attention in blocks: the products and the softmax of PyTorch, on so few scores at a time that they stay in cache.
+
+`torch.ops.optpass.attention_in_blocks` and its backward, for CPUs. Where a processor multiplies half precision and
+torch's own flash attention makes little of that, two products and a softmax are faster, as long as no buffer of all
+scores is mapped, faulted in and moved through memory; causal blocks above the diagonal are not computed. Nothing of
+size queries x keys is kept for the backward, which computes the weights again.
+
+The operators alone are here: whether they pay is the gate's to say, and the call is written by `rewrite`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+#: Scores of a block for each thread: with the weights beside them 4 MiB of bfloat16, in a core's part of its caches.
+_SCORES: Final = 1 << 20
+#: Queries of a causal block: fewer compute less in vain beside the diagonal, more make larger products.
+_CAUSAL_ROWS: Final = 256
+#: Queries of any block, at least.
+_LEAST_ROWS: Final = 16
+
+_LIBRARY: Any = torch.library.Library("optpass", "FRAGMENT")  # type: ignore[no-untyped-call, unused-ignore]
+#: No operator's result depends on the strides that it is given.
+_TAGS = tuple(tag for tag in (getattr(torch.Tag, "flexible_layout", None), torch.Tag.pt2_compliant_tag) if tag)
+_LIBRARY.define(
+    "attention_in_blocks(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, bool is_causal=False, "
+    "float scale=1.0) -> Tensor",
+    tags=_TAGS,
+)
+_LIBRARY.define(
+    "attention_in_blocks_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, "
+    "bool is_causal=False, float scale=1.0) -> (Tensor, Tensor, Tensor)",
+    tags=_TAGS,
+)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Flat heads (batch and heads in one), queries, and how many keys any of them sees."""
+
+    heads: slice
+    queries: slice
+    keys: int
+
+
+class _Region:
+    """One attention, its operands with batch and heads in one dim, cut into blocks."""
+
+    def __init__(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float
+    ) -> None:
+        self.batch, self.heads, self.rows, self.depth = query.shape
+        self.keys = key.shape[2]
+        self.groups = self.heads // key.shape[1]
+        self.query = query.reshape(-1, self.rows, self.depth)
+        self.key, self.value = (_repeated(t, self.groups) for t in (key, value))
+        self.mask, self.causal, self.scale = mask, causal, scale
+        per_block = _SCORES * torch.get_num_threads()
+        rows = max(_LEAST_ROWS, per_block // max(1, self.keys))
+        self.block_rows = min(self.rows, rows, _CAUSAL_ROWS) if causal else min(self.rows, rows)
+        self.block_heads = max(1, per_block // max(1, self.block_rows * self.keys))
+        self._above = query.new_ones((self.block_rows, self.block_rows), dtype=torch.bool).triu_(1) if causal else None
+
+    def head_chunks(self) -> Iterator[slice]:
+        """Heads of a block; of one batch only where the mask tells heads or batches apart."""
+        shared = self.mask is None or self.mask.shape[:-2].numel() == 1
+        step = self.batch * self.heads if shared else self.heads
+        for start in range(0, self.batch * self.heads, max(1, step)):
+            for first in range(start, start + step, self.block_heads):
+                yield slice(first, min(start + step, first + self.block_heads))
+
+    def blocks(self, heads: slice) -> Iterator[_Block]:
+        for first in range(0, self.rows, self.block_rows):
+            last = min(self.rows, first + self.block_rows)
+            yield _Block(heads, slice(first, last), min(last, self.keys) if self.causal else self.keys)
+
+    def buffers(self, count: int) -> list[Tensor]:
+        """Memory of `count` blocks in one piece, which allocators keep rather than return to the system."""
+        size = min(self.block_heads, self.batch * self.heads) * self.block_rows * self.keys
+        return list(self.query.new_empty(count * size).view(count, size).unbind())
+
+    def weights(self, block: _Block, scores: Tensor, weights: Tensor) -> Tensor:
+        """The softmax of a block in the memory of `weights`; that of `scores` is used on the way."""
+        shape = (block.heads.stop - block.heads.start, block.queries.stop - block.queries.start, block.keys)
+        scores, weights = _shaped(scores, shape), _shaped(weights, shape)
+        key = self.key[block.heads, : block.keys].transpose(1, 2)
+        torch.baddbmm(scores, self.query[block.heads, block.queries], key, beta=0, alpha=self.scale, out=scores)
+        if self._above is not None and block.queries.start < block.keys:
+            wide = block.keys - block.queries.start
+            above = self._above[: shape[1], :wide]
+            scores[:, :, block.queries.start :].masked_fill_(above, float("-inf"))
+        mask = self._masking(block)
+        if mask is None or mask.dtype == torch.bool:
+            if mask is not None:
+                scores.masked_fill_(mask.logical_not(), float("-inf"))
+            return torch.softmax(scores, -1, out=weights)
+        wider = torch.promote_types(mask.dtype, torch.float32)
+        return weights.copy_(torch.softmax(scores.to(wider).add_(mask), -1))
+
+    def _masking(self, block: _Block) -> Tensor | None:
+        """The mask of a block, broadcast to its three dims."""
+        if self.mask is None:
+            return None
+        mask = self.mask[(None,) * (4 - self.mask.dim())]
+        batch, heads, rows, keys = mask.shape
+        inside = slice(first := block.heads.start % self.heads, first + block.heads.stop - block.heads.start)
+        mask = mask[block.heads.start // self.heads if batch > 1 else 0]
+        mask = mask[inside] if heads > 1 else mask
+        mask = mask[:, block.queries] if rows > 1 else mask
+        return mask[:, :, : block.keys] if keys > 1 else mask
+
+
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False,
+    scale: float = 1.0,
+) -> Tensor:  # fmt: skip
+    region = _Region(query, key, value, attn_mask, is_causal, scale)
+    out = query.new_empty((query.shape[0] * query.shape[1], query.shape[2], value.shape[3]))
+    scores, weights = region.buffers(2)
+    for heads in region.head_chunks():
+        for block in region.blocks(heads):
+            made = region.weights(block, scores, weights)
+            torch.bmm(made, region.value[heads, : block.keys], out=out[heads, block.queries])
+    return out.view(*query.shape[:3], value.shape[3])
+
+
+def _backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    region = _Region(query, key, value, attn_mask, is_causal, scale)
+    grad = grad.reshape(-1, *grad.shape[2:])
+    grads = [
+        torch.empty_like(t, memory_format=torch.contiguous_format) for t in (region.query, region.key, region.value)
+    ]
+    buffers = region.buffers(4)
+    for heads in region.head_chunks():
+        _head_gradients(region, grad, grads, heads, buffers)
+    shaped = [grads[0].view(query.shape)]
+    for made, like in zip(grads[1:], (key, value), strict=True):
+        split = made.view(*like.shape[:2], region.groups, *like.shape[2:])
+        shaped.append(split.sum(2) if region.groups > 1 else split.squeeze(2))
+    return shaped[0], shaped[1], shaped[2]
+
+
+def _head_gradients(region: _Region, grad: Tensor, grads: list[Tensor], heads: slice, buffers: list[Tensor]) -> None:
+    """Gradients of some heads: those of k and v are summed over the blocks in float32."""
+    query, key, value = region.query, region.key, region.value
+    wide = torch.promote_types(query.dtype, torch.float32)
+    of_key, of_value = (torch.zeros_like(t[heads], dtype=wide) for t in (key, value))
+    for block in region.blocks(heads):
+        own, seen = (heads, block.queries), (heads, slice(block.keys))
+        weights = region.weights(block, buffers[0], buffers[1])
+        passed, inner = (_shaped(buffer, weights.shape) for buffer in buffers[2:])
+        torch.bmm(grad[own], value[seen].transpose(1, 2), out=passed)
+        torch._softmax_backward_data(passed, weights, -1, weights.dtype, grad_input=inner)
+        out = grads[0][own]
+        torch.baddbmm(out, inner, key[seen], beta=0, alpha=region.scale, out=out)
+        of_key[:, : block.keys].add_(torch.bmm(inner.transpose(1, 2), query[own]), alpha=region.scale)
+        of_value[:, : block.keys].add_(torch.bmm(weights.transpose(1, 2), grad[own]))
+    grads[1][heads] = of_key
+    grads[2][heads] = of_value
+
+
+def _repeated(tensor: Tensor, groups: int) -> Tensor:
+    """Batch and heads in one dim, written out for every query head."""
+    tensor = tensor.repeat_interleave(groups, 1) if groups > 1 else tensor
+    return tensor.reshape(-1, *tensor.shape[2:])
+
+
+def _shaped(buffer: Tensor, shape: Any) -> Tensor:
+    return buffer[: shape[0] * shape[1] * shape[2]].view(shape)
+
+
+def _fake(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False,
+    scale: float = 1.0,
+) -> Tensor:  # fmt: skip
+    return query.new_empty((*query.shape[:3], value.shape[3]))
+
+
+def _fake_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    query, key, value, mask, causal, scale = inputs
+    ctx.save_for_backward(query, key, value, mask)
+    ctx.options = causal, scale
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    query, key, value, mask = ctx.saved_tensors
+    backward = torch.ops.optpass.attention_in_blocks_backward
+    return (*backward(grad, query, key, value, mask, *ctx.options), None, None, None)
+
+
+_LIBRARY.impl("attention_in_blocks", _forward, "CPU")
+_LIBRARY.impl("attention_in_blocks_backward", _backward, "CPU")
+torch.library.register_fake("optpass::attention_in_blocks", _fake, lib=_LIBRARY)
+torch.library.register_fake("optpass::attention_in_blocks_backward", _fake_backward, lib=_LIBRARY)
+torch.library.register_autograd("optpass::attention_in_blocks", _gradients, setup_context=_keep, lib=_LIBRARY)
+
+#: `(query, key, value, attn_mask=None, is_causal=False, scale=1.0) -> result`; see `attention_in_blocks`.
+OPERATOR: Any = torch.ops.optpass.attention_in_blocks.default
+
+
+def attention_in_blocks(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False,
+    scale: float = 1.0,
+) -> Tensor:  # fmt: skip
+    """softmax(q kᵀ · scale + mask) v, as `F.scaled_dot_product_attention` computes it.
+
+    Args:
+        query: [batch, heads, queries, depth], of a CPU; scores and weights are rounded to its dtype.
+        key: [batch, kv_heads, keys, depth]; heads must be a multiple of kv_heads.
+        value: [batch, kv_heads, keys, width].
+        attn_mask: broadcasts to [batch, heads, queries, keys]. Bool: True where a key is seen; a row without one is
+            NaN, not zeros. Float: added in float32, or its own dtype where that is wider.
+        is_causal: a query sees the keys up to its own place, both counted from 0.
+
+    Returns:
+        [batch, heads, queries, width], contiguous.
+    """
+    found: Tensor = OPERATOR(query, key, value, attn_mask, is_causal, scale)
+    return found

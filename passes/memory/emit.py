@@ -1,0 +1,156 @@
+"""Carrying a plan out: the joint graph written anew, with every recomputation where the plan has it.
+
+The forward stays as it is. The backward stands in the plan's order, with a copy of a forward operation wherever the
+plan computes a tensor again; what the copies and the backward read of the forward is what the plan saves, so that any
+partitioner that is told these nodes extracts the two halves. Views are taken again from their base wherever they are
+read: they never hold a storage for longer than the plan does.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from optpass.errors import PassError
+from optpass.passes.memory import storage as storages_of
+from optpass.passes.memory.problem import Problem
+from optpass.passes.memory.schedule import Timeline
+
+#: Marks nodes of the backward that compute a forward tensor again.
+RECOMPUTED = "optpass_recomputed"
+
+
+def rewrite(joint: fx.GraphModule, problem: Problem, timeline: Timeline) -> tuple[fx.GraphModule, list[fx.Node]]:
+    """The joint graph as the plan has it.
+
+    Args:
+        joint: the joint graph that `problem` describes; left as it is.
+        problem: the step.
+        timeline: the plan.
+
+    Returns:
+        A module with the inputs and outputs of `joint`, and its nodes to save: one per storage that the plan keeps,
+        after the inputs.
+
+    Raises:
+        PassError: the plan reads what is neither saved nor computed.
+    """
+    return _Writer(joint, problem, timeline).write()
+
+
+class _Writer:
+    """`now` says what stands for a node of the old graph, by name, at the point that writing has reached."""
+
+    def __init__(self, joint: fx.GraphModule, problem: Problem, timeline: Timeline) -> None:
+        self.joint, self.problem, self.timeline = joint, problem, timeline
+        self.graph = fx.Graph()
+        self.graph._codegen = joint.graph._codegen
+        self.now: dict[str, fx.Node] = {}
+        self._sources: dict[str, tuple[fx.Node, ...]] = {}  # what a derived node was derived from
+        self._given: set[str] = set()
+        self._operations = {o.node.name: o for o in problem.operations}
+
+    def write(self) -> tuple[fx.GraphModule, list[fx.Node]]:
+        forward = self._forward()
+        saved = self._saved(forward)
+        for index in self.timeline.steps:
+            operation = self.problem.operations[index]
+            if operation.node.op != "output":
+                self._compute(operation.node, again=not operation.backward)
+        self._output(forward)
+        self.graph.lint()
+        module = fx.GraphModule(self.joint, self.graph)
+        module.meta.update(self.joint.meta)
+        return module, saved
+
+    def _forward(self) -> dict[str, fx.Node]:
+        """Everything that does not depend on a tangent, as it is; what nobody reads is dead code by the end."""
+        copied: dict[str, fx.Node] = {}
+        for node in self.joint.graph.nodes:
+            if node.op != "output" and all(a.name in copied for a in node.all_input_nodes):
+                operation = self._operations.get(node.name)
+                if operation is None or not operation.backward:
+                    copied[node.name] = self.graph.node_copy(node, lambda a: copied[a.name])
+        return copied
+
+    def _saved(self, forward: dict[str, fx.Node]) -> list[fx.Node]:
+        """Say what stands for what the backward is given: inputs, sizes, and one tensor for each storage kept."""
+        wanted = set(self.timeline.saved)
+        inputs, kept = [], []
+        for node in self.joint.graph.nodes:
+            roots = self.problem.storage_of.get(node, ())
+            tensor = storages_of.is_tensor(node)
+            given = node.op in ("placeholder", "get_attr") or (_is_size(node) and node.name in forward)
+            if tensor and not given and len(roots) == 1 and roots[0] in wanted:
+                wanted.discard(roots[0])  # its first tensor is its base; views come later
+                kept.append(forward[node.name])
+                given = True
+            elif node.op == "placeholder" and "tangents" not in str(node.target):
+                inputs.append(forward[node.name])
+            if given:
+                self.now[node.name] = forward[node.name]
+                self._given.add(node.name)
+        return [*inputs, *kept]
+
+    def _compute(self, node: fx.Node, again: bool) -> None:
+        new = self.graph.node_copy(node, self._use)
+        if again:
+            new.meta[RECOMPUTED] = True
+        self._given.discard(node.name)
+        self.now[node.name] = new
+        for user in node.users:  # at once: a tuple holds all its tensors for as long as it lives
+            if storages_of.is_item(user):
+                self._given.discard(user.name)
+                self._derive(user)
+
+    def _use(self, node: fx.Node) -> fx.Node:
+        """What stands for a node of the old graph here; views are made where they are read."""
+        stack = [node]
+        while stack:
+            current = stack[-1]
+            if self._settled(current):
+                stack.pop()
+                continue
+            missing = [a for a in current.all_input_nodes if not self._settled(a)]
+            if missing:
+                stack.extend(missing)
+                continue
+            stack.pop()
+            self._derive(current)
+        return self.now[node.name]
+
+    def _derive(self, node: fx.Node) -> None:
+        self._sources[node.name] = tuple(self.now[a.name] for a in node.all_input_nodes)
+        self.now[node.name] = self.graph.node_copy(node, lambda a: self.now[a.name])
+
+    def _settled(self, node: fx.Node) -> bool:
+        """Whether `now` has a node for it that was made from what stands for its inputs now."""
+        if node.name in self._given:
+            return True
+        if node.name in self._operations:
+            if node.name not in self.now:
+                raise PassError(f"the plan reads {node.name!r} where it is neither saved nor computed")
+            return True
+        if node.name not in self.now:
+            return False
+        return all(self._settled(a) for a in node.all_input_nodes) and self._sources[node.name] == tuple(
+            self.now[a.name] for a in node.all_input_nodes
+        )
+
+    def _output(self, forward: dict[str, fx.Node]) -> None:
+        output = next(n for n in reversed(self.joint.graph.nodes) if n.op == "output")
+
+        def value(node: fx.Node) -> fx.Node:
+            roots = self.problem.storage_of.get(node, ())
+            backward = any(s in returned for s in roots) or node.name not in forward
+            return self._use(node) if backward else forward[node.name]
+
+        returned = set(self.problem.backward_outputs) - set(self.problem.forward_outputs)
+        self.graph.node_copy(output, value)
+
+
+def _is_size(node: fx.Node) -> bool:
+    """Whether the node's value is a number that the forward knows: a size, a stride, a flag."""
+    return node.op == "call_function" and isinstance(
+        node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
+    )

@@ -1,0 +1,140 @@
+"""The moves at a peak: which live tensors could be let go of there, what that frees, and what it costs."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from optpass.passes.memory.schedule import State, Timeline
+
+if TYPE_CHECKING:
+    from optpass.passes.memory.search import Search, _Candidate
+
+#: A cone of recomputation larger than this is not looked through.
+LARGEST_CONE = 400
+
+
+class Finder:
+    """The candidates of one timeline at its peak."""
+
+    def __init__(self, search: Search, state: State, timeline: Timeline) -> None:
+        self.search, self.state, self.timeline = search, state, timeline
+        self.schedule = search.schedule
+        self.operations = search.problem.operations
+        self.sizes = self.schedule.sizes
+        self._instances: dict[int, list[int]] = {}
+        for i, s in enumerate(timeline.storage):
+            if timeline.uses[i]:
+                self._instances.setdefault(s, []).append(i)
+
+    def candidates(self) -> list[_Candidate]:
+        """Every single move at the peak."""
+        timeline = self.timeline
+        least = max(1, int(timeline.peak * 1e-4))
+        backward = timeline.backward
+        at = int(np.argmax(backward)) if len(backward) else -1
+        if at < 0 or backward[at] < timeline.peak:
+            return self._before(least)
+        return self._during(at, least)
+
+    def _before(self, least: int) -> list[_Candidate]:
+        """The peak is in the forward, or between forward and backward: what is kept over it."""
+        timeline, schedule = self.timeline, self.schedule
+        n = len(timeline.forward)
+        at = int(np.argmax(timeline.forward)) if n else 0
+        if timeline.boundary >= timeline.peak:
+            at = n
+        found = []
+        for s, instance in timeline.saved.items():
+            if self.sizes[s] < least or not self._may_drop(s) or schedule.forward_last.get(s, n) >= at:
+                continue
+            found.append(self._dropped(s, instance, -1))
+        return [c for c in found if c is not None]
+
+    def _may_drop(self, s: int) -> bool:
+        return s not in self.schedule._held and s not in self.search._pinned
+
+    def _during(self, at: int, least: int) -> list[_Candidate]:
+        """The peak is at step `at` of the backward."""
+        timeline = self.timeline
+        position = timeline.anchors[at]
+        returned = set(self.search.problem.backward_outputs)
+        found = []
+        for i, s in enumerate(timeline.storage):
+            uses = timeline.uses[i]
+            if self.sizes[s] < least or not uses or not timeline.birth[i] <= at <= timeline.last[i]:
+                continue
+            if not self._may_drop(s) or s in returned or self.operations[self.schedule._producer[s]].backward:
+                continue
+            k = bisect_left(uses, at)
+            if k == len(uses) or uses[k] == at or timeline.birth[i] == at:
+                continue
+            before = uses[k - 1] if k else timeline.birth[i]
+            if before < 0:
+                found.append(self._dropped(s, i, at))
+            elif timeline.anchors[uses[k]] > position:
+                found.append(self._evicted(s, uses[k], before, position, at))
+        return [c for c in found if c is not None]
+
+    # ---- one move -----------------------------------------------------------------------------------------------
+
+    def _dropped(self, s: int, instance: int, at: int) -> _Candidate | None:
+        from optpass.passes.memory.search import Move, _Candidate
+
+        step = self.timeline.uses[instance][0]
+        cone = self._cone(s, step, at)
+        if cone is None:
+            return None
+        seconds, members = cone
+        drop = (s, *(m for m in sorted(members) if m != s and m in self.state.kept and m not in self.timeline.saved))
+        kind = (0, self.search.classes[s])
+        order = self.schedule._producer[s]
+        lean = Move(drop=drop, evict=self._after(step, members - {s}))
+        return _Candidate(Move(drop=drop), lean, int(self.sizes[s]), seconds, kind, order)
+
+    def _evicted(self, s: int, step: int, before: int, position: int, at: int) -> _Candidate | None:
+        from optpass.passes.memory.search import Move, _Candidate
+
+        cone = self._cone(s, step, at)
+        if cone is None:
+            return None
+        seconds, members = cone
+        # What was read for this very operation is let go of behind it.
+        where = position + 1 if self.timeline.anchors[before] == position else position
+        evict = ((s, where),)
+        kind = (1, self.search.classes[s], where)
+        lean = Move(evict=evict + self._after(step, members - {s}))
+        return _Candidate(Move(evict=evict), lean, int(self.sizes[s]), seconds, kind, self.schedule._producer[s])
+
+    def _after(self, step: int, members: set[int]) -> tuple[tuple[int, int], ...]:
+        """Evictions of `members` behind the operation that `step` belongs to."""
+        position = self.timeline.anchors[step] + 1
+        return tuple((m, position) for m in sorted(members))
+
+    def _cone(self, s: int, step: int, at: int) -> tuple[float, set[int]] | None:
+        """Seconds to make `s` again at `step`, and the storages computed on the way; None if that cannot be."""
+        schedule = self.schedule
+        seconds, members, stack = 0.0, {s}, [s]
+        while stack:
+            current = stack.pop()
+            operation = self.operations[schedule._producer[current]]
+            if operation.kept_why or operation.backward or len(members) > LARGEST_CONE:
+                return None
+            seconds += operation.seconds
+            for u in schedule._inputs[operation.index]:
+                if u not in members and not self._at_hand(u, step, at):
+                    members.add(u)
+                    stack.append(u)
+        return seconds, members
+
+    def _at_hand(self, u: int, step: int, at: int) -> bool:
+        """Whether `u` is live at `step` anyway, or can be held until then without being live at the peak."""
+        if u in self.schedule._held:
+            return True
+        timeline = self.timeline
+        for i in self._instances.get(u, ()):
+            if timeline.birth[i] <= step and (timeline.last[i] >= step or timeline.last[i] > at >= 0):
+                return True
+        return False

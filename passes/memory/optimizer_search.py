@@ -1,0 +1,135 @@
+"""Which optimizer a program trains parameters with: the live `torch.optim.Optimizer` objects that hold them.
+
+The search walks what the garbage collector tracks, so that nothing of the user's has to be wrapped. An optimizer that
+is made after the first step is not found, and counts as none.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from optpass.passes.memory.optimizer_rehearsal import ParameterSize, rehearse, sizes_of
+from optpass.passes.memory.optimizers import OptimizerCost, by_formula, cost
+
+#: States per element that an optimizer in no table is taken to keep until it has made them: as Adam's.
+_GUESSED_STATES = 2
+
+
+@dataclass(frozen=True)
+class Found:
+    """The optimizers that hold some of the parameters asked about.
+
+    Attributes:
+        costs: one per optimizer.
+        state_bytes: of all of them together.
+        step_bytes: most of any of them, as they step one after another.
+        held: how many of the parameters asked about some optimizer holds.
+        notes: what was assumed.
+    """
+
+    costs: tuple[OptimizerCost, ...]
+    state_bytes: int
+    step_bytes: int
+    held: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The optimizers' names, joined: 'muon + adamw'."""
+        return " + ".join(dict.fromkeys(cost.name for cost in self.costs))
+
+
+def find_optimizer(parameters: Iterable[Tensor]) -> Found | None:
+    """The optimizers that hold any of `parameters`; None where there is none.
+
+    Args:
+        parameters: the real parameters of a graph, which are told apart by identity.
+    """
+    asked = {id(p) for p in parameters}
+    live = [o for o in gc.get_objects() if _is_optimizer(o)] if asked else []
+    holding = [o for o in live if any(id(p) in asked for p in _parameters(o))]
+    if not holding:
+        return None
+    holding.sort(key=_order)
+    notes: list[str] = []
+    costs = tuple(cost_of(optimizer, notes) for optimizer in holding)
+    held = {id(p) for o in holding for p in _parameters(o)} & asked
+    return Found(
+        costs, sum(c.state_bytes for c in costs), max(c.step_bytes for c in costs), len(held), tuple(notes)
+    )  # fmt: skip
+
+
+def cost_of(optimizer: torch.optim.Optimizer, notes: list[str]) -> OptimizerCost:
+    """What one optimizer needs, by its class and its parameter groups; what is assumed is added to `notes`.
+
+    A class of `torch.optim`, or one that inherits its `step`, is rehearsed. Of any other the state that it has made is
+    counted; where it has made none yet, two tensors per parameter are assumed.
+    """
+    name = type(optimizer).__name__
+    kind = _torch_base(type(optimizer))
+    gpu = any(p.device.type != "cpu" for p in _parameters(optimizer))
+    if kind is not None and not by_formula(kind.__name__):
+        groups = [{**group, "params": sizes_of(_trained(group["params"]))} for group in optimizer.param_groups]
+        try:
+            state, step = rehearse(kind, groups, gpu=gpu)
+            return OptimizerCost(name.lower(), state, step, f"rehearsed torch.optim.{kind.__name__}")
+        except Exception as error:  # noqa: BLE001  # a class that cannot be rehearsed is counted another way
+            notes.append(f"optimizer {name} could not be rehearsed: {' '.join(str(error).split())[:120]}")
+    sizes = sizes_of(_trained(_parameters(optimizer)))
+    if by_formula(name):
+        return cost(name, sizes, gpu=gpu)
+    state, source = _made(optimizer), "the state that it has made"
+    if not state:
+        state, source = _GUESSED_STATES * sum(p.nbytes for p in sizes), "assumed"
+        notes.append(f"optimizer {name} is in no table: {_GUESSED_STATES} tensors of state per parameter are assumed")
+    return OptimizerCost(name.lower(), state, _guessed_step(sizes, gpu), source)
+
+
+def _guessed_step(sizes: Sequence[ParameterSize], gpu: bool) -> int:
+    """Twice the largest parameter, or on a GPU all of them once, as the Adam family needs."""
+    each = [p.nbytes for p in sizes]
+    return sum(each) if gpu else 2 * max(each, default=0)
+
+
+def _is_optimizer(candidate: object) -> bool:
+    # `type`, not `isinstance`: that asks `__class__`, which objects of others may answer with side effects.
+    return issubclass(type(candidate), torch.optim.Optimizer)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    groups = getattr(optimizer, "param_groups", None) or []  # one that is being constructed has none yet
+    return [p for group in groups for p in group.get("params", ()) if isinstance(p, Tensor)]
+
+
+def _trained(parameters: Iterable[Tensor]) -> list[Tensor]:
+    return [p for p in parameters if p.requires_grad]
+
+
+def _order(optimizer: torch.optim.Optimizer) -> tuple[str, int, int]:
+    """The same in every process: by class, then by size, never by address."""
+    return type(optimizer).__qualname__, len(_parameters(optimizer)), sum(p.numel() for p in _parameters(optimizer))
+
+
+def _torch_base(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer] | None:
+    """The class of `torch.optim` whose `step` an optimizer runs; None where it is its own."""
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] == "torch" and base is not torch.optim.Optimizer:
+            return base
+        if "step" in vars(base):
+            return None
+    return None
+
+
+def _made(optimizer: torch.optim.Optimizer) -> int:
+    storages = {}
+    for parameter, state in optimizer.state.items():
+        for value in tree_leaves(state):
+            if isinstance(value, Tensor) and (not isinstance(parameter, Tensor) or value.device == parameter.device):
+                storages[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+    return sum(storages.values())

@@ -1,0 +1,70 @@
+"""What running each node of a joint graph takes on a device: seconds, FLOPs and workspace, by the roofline.
+
+A node that fuses into a larger kernel is priced by its share of that kernel, so that what is cheap to compute again
+(pointwise work, norms) is known to be cheap. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from optpass.passes.contract import AtenGraph
+from optpass.passes.devices import DeviceSpec
+from optpass.passes.memory.problem import Price
+from optpass.passes.memory.workspace import op_workspace
+from optpass.passes.roofline.analysis import program_of
+from optpass.passes.roofline.price import Priced, price
+from optpass.reporting.model import Op
+
+
+def node_prices(
+    graph: fx.Graph, device: DeviceSpec, *, fused: bool = True, hint: Callable[[Any], int] | None = None
+) -> Callable[[fx.Node], Price]:
+    """The price of each node of `graph`, a joint graph with `meta["val"]`.
+
+    Args:
+        graph: forward and backward together.
+        device: what to price for.
+        fused: the inner compiler fuses, as Inductor does; else every op is a kernel of its own.
+        hint: int for a symbolic size; default the symbol's own hint.
+    """
+    priced = price(program_of([AtenGraph("forward", graph)], on_cpu=device.kind == "cpu", hint=hint), device)
+    shares = _shares(priced) if fused else {}
+    by_name = {op.name: op for op in priced.ops}
+
+    def of(node: fx.Node) -> Price:
+        op = by_name.get(node.name)
+        if op is None:
+            return Price()
+        seconds = shares.get(op.name, op.time_us) * 1e-6
+        return Price(seconds, op.flops, op_workspace(node.target, *_values(node), node.meta.get("val")))
+
+    return of
+
+
+def _shares(priced: Priced) -> dict[str, float]:
+    """Microseconds of each op as its part of the kernel that it fuses into, by the ops' times alone."""
+    alone: dict[int, float] = {}
+    members: dict[int, list[Op]] = {}
+    for op in priced.ops:
+        if op.group is not None:
+            alone[op.group] = alone.get(op.group, 0.0) + op.time_us
+            members.setdefault(op.group, []).append(op)
+    found = {}
+    for group in priced.groups:
+        total = alone.get(group.index, 0.0)
+        for op in members.get(group.index, ()):
+            found[op.name] = group.time_us * op.time_us / total if total > 0 else 0.0
+    return found
+
+
+def _values(node: fx.Node) -> tuple[Any, Any]:
+    """The node's arguments with fake values in place of nodes."""
+
+    def value(argument: fx.Node) -> Any:
+        return argument.meta.get("val")
+
+    return fx.node.map_arg(node.args, value), fx.node.map_arg(node.kwargs, value)

@@ -1,0 +1,45 @@
+"""Which operations may run a second time: those that give the same bits for the same inputs and do nothing else."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+#: Namespaces whose functional operators are known to be pure.
+_PURE = frozenset({"aten", "prims"})
+#: Inductor draws random numbers from a seed that it is given: pure, though the names say random.
+_SEEDED = frozenset({"prims::inductor_random", "prims::inductor_randint", "prims::inductor_lookup_seed"})
+_SEEDS = frozenset({"prims::inductor_seed", "prims::inductor_seeds"})
+
+
+def why_not_recomputed(node: fx.Node) -> str:
+    """Why running `node` again could change a result, in plain words; '' where it cannot."""
+    target = node.target
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return "" if target.name() == "flex_attention" else f"{target.name()} may have effects"
+    if not isinstance(target, torch._ops.OpOverload):
+        value = node.meta.get("val")
+        return "" if not isinstance(value, torch.Tensor) else f"nothing is known about {target}"
+    name = target._schema.name
+    if name in _SEEDED:
+        return ""
+    if name in _SEEDS or (torch.Tag.nondeterministic_seeded in target.tags and not _never_drops(node, target)):
+        return "draws random numbers"
+    if target._schema.is_mutable:
+        return "writes in place"
+    if target.namespace not in _PURE:
+        return f"a custom operator ({name}) may have effects"
+    if torch.Tag.data_dependent_output in target.tags:
+        return "its result is a Python number"
+    if torch.Tag.dynamic_output_shape in target.tags:
+        return "the size of its result depends on data"
+    return ""
+
+
+def _never_drops(node: fx.Node, target: torch._ops.OpOverload) -> bool:
+    """A fused attention kernel whose dropout is 0 draws nothing, whatever its tag says."""
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.name in ("dropout_p", "dropout_probability"):
+            given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            return (argument.default_value if given is None else given) == 0.0
+    return False

@@ -1,0 +1,188 @@
+"""The search: one fixed way from 'nothing changed' down to the floor, which every budget cuts at its place.
+
+Each move lets go of a tensor where the peak is, at the best ratio of bytes freed to seconds of recomputation. The way
+does not depend on the budget, so a smaller budget never gets a cheaper or a larger plan. Tensors that play the same
+part in repeated layers are found by structure and moved together.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from optpass.passes.memory.classes import classes_of
+from optpass.passes.memory.problem import Problem
+from optpass.passes.memory.schedule import Schedule, State, Timeline
+
+#: Storages of less than this part of the peak are not worth a decision of their own.
+NEGLIGIBLE = 1e-4
+#: Moves of one class that are measured together; their members are measured singly only where a budget falls.
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class Move:
+    """One decision: storages no longer kept from the forward, and storages not held across a position."""
+
+    drop: tuple[int, ...] = ()
+    evict: tuple[tuple[int, int], ...] = ()
+
+    def apply(self, state: State) -> None:
+        """Change `state`."""
+        state.kept.difference_update(self.drop)
+        for s, position in self.evict:
+            state.evicted.setdefault(position, set()).add(s)
+
+
+@dataclass(frozen=True)
+class Waypoint:
+    """A state on the way: the moves up to `moves`, its peak above the statics, and its recomputation."""
+
+    moves: int
+    peak: int
+    seconds: float
+
+
+@dataclass
+class _Candidate:
+    """A move at the peak.
+
+    Attributes:
+        move: computes again, and holds what it computes on the way for whoever needs it later.
+        lean: the same, but lets go of what was computed on the way.
+        bytes: freed at the peak.
+        seconds: of computing again, predicted.
+        kind: equal for tensors that play the same part in repeated layers.
+        order: of the tensors in the forward.
+    """
+
+    move: Move
+    lean: Move
+    bytes: int
+    seconds: float
+    kind: tuple[int, ...]
+    order: int
+
+
+@dataclass
+class Way:
+    """The moves in order, and the states between batches of them."""
+
+    moves: list[Move] = field(default_factory=list)
+    points: list[Waypoint] = field(default_factory=list)
+
+
+class Search:
+    """Finds the way once, and plans for any budget.
+
+    Args:
+        problem: the step.
+        progress: told the peak after each batch of moves.
+    """
+
+    def __init__(self, problem: Problem, progress: Callable[[int], None] | None = None) -> None:
+        self.problem = problem
+        self.schedule = Schedule(problem)
+        self.classes = classes_of(problem)
+        self._progress = progress or (lambda peak: None)
+        made = self.schedule._forward_made
+        pinned = {s for o in problem.operations if o.kept_why for s in o.outputs} | set(self.schedule.tangents)
+        self._pinned = pinned
+        start = State(kept=set(problem.baseline) | (pinned & made))
+        self.start = start
+        self.way = self._find(start)
+
+    @property
+    def floor(self) -> int:
+        """The smallest peak on the way, bytes above the statics."""
+        return min(point.peak for point in self.way.points)
+
+    @property
+    def unconstrained(self) -> int:
+        """The peak of the baseline, bytes above the statics."""
+        return self.way.points[0].peak
+
+    def state_at(self, moves: int) -> State:
+        """The state after so many moves."""
+        state = self.start.copy()
+        for move in self.way.moves[:moves]:
+            move.apply(state)
+        return state
+
+    def at_most(self, peak: int) -> tuple[State, Timeline] | None:
+        """The first state on the way whose peak is at most `peak`; None below the floor."""
+        previous = 0
+        for point in self.way.points:
+            if point.peak <= peak:
+                for moves in range(previous + 1, point.moves):
+                    state = self.state_at(moves)
+                    timeline = self.schedule.run(state)
+                    if timeline.peak <= peak:
+                        return state, timeline
+                state = self.state_at(point.moves)
+                return state, self.schedule.run(state)
+            previous = point.moves
+        return None
+
+    # ---- the way ------------------------------------------------------------------------------------------------
+
+    def _find(self, start: State) -> Way:
+        state = start.copy()
+        timeline = self.schedule.run(state)
+        way = Way(points=[Waypoint(0, timeline.peak, 0.0)])
+        self._base_s = timeline.recomputed_s
+        tabu: set[tuple[object, ...]] = set()
+        while True:
+            step = self._step(state, timeline, tabu)
+            if step is None:
+                return way
+            moves, state, timeline = step
+            way.moves.extend(moves)
+            way.points.append(Waypoint(len(way.moves), timeline.peak, timeline.recomputed_s - self._base_s))
+            self._progress(timeline.peak)
+
+    def _step(
+        self, state: State, timeline: Timeline, tabu: set[tuple[object, ...]]
+    ) -> tuple[list[Move], State, Timeline] | None:
+        """The best batch of moves that lowers the peak, with what it leads to."""
+        for batch in self._batches(state, timeline, tabu):
+            for moves in _variants(batch):
+                trial = state.copy()
+                for move in moves:
+                    move.apply(trial)
+                after = self.schedule.run(trial)
+                if after.peak < timeline.peak:
+                    return moves, trial, after
+            tabu.add((timeline.peak, batch[0].move))
+        return None
+
+    def _batches(self, state: State, timeline: Timeline, tabu: set[tuple[object, ...]]) -> list[list[_Candidate]]:
+        candidates = [c for c in self._candidates(state, timeline) if (timeline.peak, c.move) not in tabu]
+        groups: dict[tuple[int, ...], list[_Candidate]] = defaultdict(list)
+        for candidate in candidates:
+            groups[candidate.kind].append(candidate)
+        scored = []
+        for members in groups.values():
+            members.sort(key=lambda c: c.order)
+            best = max(c.bytes / (c.seconds + 1e-9) for c in members)
+            scored.append((best, sum(c.bytes for c in members), members[:BATCH]))
+        scored.sort(key=lambda item: (-item[0], -item[1], item[2][0].order))
+        return [members for _, _, members in scored]
+
+    def _candidates(self, state: State, timeline: Timeline) -> list[_Candidate]:
+        from optpass.passes.memory.moves import Finder
+
+        return Finder(self, state, timeline).candidates()
+
+
+def _variants(batch: list[_Candidate]) -> list[list[Move]]:
+    """What to try of a batch, in order: all of it, every second member, one; holding what is computed on the way, or not."""
+    parts = [batch]
+    if len(batch) > 2:
+        parts.append(batch[1::2])
+    if len(batch) > 1:
+        parts.append(batch[:1])
+    found = [[c.move for c in part] for part in parts]
+    lean = [[c.lean for c in part] for part in parts]
+    return found + [moves for moves, plain in zip(lean, found, strict=True) if moves != plain]

@@ -1,0 +1,57 @@
+"""What a break costs: bytes across it, compiling what is behind it, its guards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+import torch
+
+from optpass.reporting.audit.model import Audit
+
+Program = Callable[[str], ModuleType]
+Record = Callable[..., Audit]
+
+
+def test_bytes_across_the_boundary(program: Program, record: Record) -> None:
+    module = program("def f(x, w):\n    y, z = x @ w, x.half()\n    print('a')\n    return y.sum() + z.sum()\n")
+    (found,) = record(module.f, torch.randn(8, 4), torch.randn(4, 16)).breaks
+    assert found.cost.boundary_bytes == 8 * 16 * 4 + 8 * 4 * 2
+
+
+def test_a_break_before_the_first_operation_has_none(program: Program, record: Record) -> None:
+    module = program("def f(x):\n    print('a')\n    return x + 1\n")
+    (found,) = record(module.f, torch.randn(8)).breaks
+    assert found.cost.boundary_bytes == 0
+    assert found.cost.compile_s is not None and found.cost.compile_s > 0
+    assert found.cost.guard_us is not None
+
+
+def test_symbolic_sizes_take_their_hint_and_no_guard(program: Program, record: Record) -> None:
+    module = program("def f(x):\n    y = x * 2\n    print('a')\n    return y + 1\n")
+    (found,) = record(module.f, torch.randn(8, 4), dynamic=True).breaks
+    assert found.cost.boundary_bytes == 8 * 4 * 4
+
+
+def test_a_function_that_falls_to_eager_has_no_boundary(program: Program, record: Record) -> None:
+    module = program("def f(x):\n    for i in range(2):\n        print(i)\n        x = x + 1\n    return x\n")
+    first, *_ = record(module.f, torch.randn(8)).breaks
+    assert first.effect == "frame eager"
+    assert first.cost.boundary_bytes is None and first.cost.compile_s is None
+
+
+def test_costs_go_to_the_break_in_front(program: Program, record: Record) -> None:
+    module = program("""
+        def f(x):
+            y = x * 2
+            print('a')  # first
+            for i in range(40):
+                y = y.sin() + i
+            print('b')  # second
+            return y + 1
+    """)
+    audit = record(module.f, torch.randn(8))
+    first, second = sorted(audit.breaks, key=lambda found: found.line)
+    assert first.cost.compile_s is not None and second.cost.compile_s is not None
+    assert first.cost.compile_s > second.cost.compile_s  # the long part is behind the first
+    assert audit.breaks[0] is first  # ranked by cost
