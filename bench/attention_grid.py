@@ -15,6 +15,7 @@ from optpass.bench.attention_heap import MAPPED, joined, mapped
 from optpass.bench.attention_ways import FLEX, UNFUSED, Meter, Point, threads
 from optpass.bench.isolate import run_isolated
 from optpass.bench.progress import Progress
+from optpass.passes.attention import targets
 from optpass.passes.attention.gate.table import NONE, Axes, Base, Figures
 
 #: How many regions one after another stand for a model of many layers.
@@ -35,7 +36,7 @@ class Grid:
         axes, base: of the table.
         dtypes: measured in full.
         brief: dtypes that are slow and rarely used: measured without Inductor's masks, and at one head dim.
-        kernels: fused kernels of SDPA by their names in `passes.attention.targets`.
+        kernels: fused kernels but FlexAttention, by their names in `passes.attention.targets`.
         flex_lengths, flex_dtypes: what FlexAttention is measured at.
         operand_bytes: of keys and values at most, which limits the heads of short queries.
     """
@@ -104,7 +105,8 @@ GRIDS: Mapping[str, Grid] = {
 
 def figures(grid: Grid, meter: Meter, progress: Progress) -> dict[str, Figures]:
     """Everything that the table says of one dtype and mode, by kernel; without kernels that the device refuses."""
-    kernels = (UNFUSED, *grid.kernels)
+    known = targets.kernels(meter.device)
+    kernels = (UNFUSED, *(name for name in grid.kernels if meter.dtype in known[name].dtypes))
     plane = _plane(grid, meter, kernels, progress)
     dims = _dims(grid, meter, kernels, progress)
     masks = {kernel: _masks(grid, meter, kernel, progress) for kernel in kernels}

@@ -31,15 +31,18 @@ from optpass.bench.registry import BenchConfig
 from optpass.bench.result import Result, Row, mean_row, sample_rows
 from optpass.bench.stats import median
 
+STEADY = "steady calls"
 #: Part: (backend, what is measured, most that the audited case may take of the plain one).
 PARTS = {
     "compile, eager inner": ("eager", "compiling", 1.03),
     "compile, Inductor": ("inductor", "compiling", 1.01),
-    "steady calls": ("inductor", "steady", 1.01),
+    STEADY: ("inductor", "steady", 1.01),
 }
 CLAIM = "An audit adds at most 3% to compile CPU time with an eager inner, 1% under Inductor, and 1% to steady calls."
 
-ROUNDS = 12
+ROUNDS = 10
+#: Sizes of the models: to compile, where the programs' own work would only hide the audit's, and to call.
+SIZES = {"compiling": "tiny", "steady": "small"}
 BUDGET_S = 3600.0
 MODES = ("inference", "training")
 CASES = ("plain", "audited", "plain again")
@@ -59,13 +62,13 @@ def run(config: BenchConfig, progress: Progress) -> Result:
         BenchError: a model failed to compile; the line names it.
     """
     check_device(config.device)
-    models, size = _chosen(config)
+    models = _chosen(config)
     modes = MODES[:1] if config.quick else MODES
     rounds = config.rounds or (4 if config.quick else ROUNDS)
     budget_s = config.budget_s if config.budget_s is not None else BUDGET_S
     before = environment(config.device)
     cells = [(part, model, mode) for part in PARTS for model in models for mode in modes]
-    cells.append(("steady calls", SMALLEST, MODES[0]))
+    cells.append((STEADY, SMALLEST, MODES[0]))
     begun = time.monotonic()
     progress.start(len(cells))
     measured: dict[tuple[str, str, str], Samples] = {}
@@ -76,7 +79,7 @@ def run(config: BenchConfig, progress: Progress) -> Result:
         backend, kind, _ = PARTS[part]
         measured[part, model, mode] = run_isolated(
             f"optpass.bench.audit_overhead:{kind}",
-            {"model": model, "size": size, "mode": mode, "backend": backend, "rounds": rounds}
+            {"model": model, "size": config.size or SIZES[kind], "mode": mode, "backend": backend, "rounds": rounds}
             | {"device": config.device, "seed": config.seed},
             environ=_ENVIRON,
         )
@@ -87,7 +90,13 @@ def run(config: BenchConfig, progress: Progress) -> Result:
         claim=CLAIM,
         environment=before.finished(),
         config=asdict(config)
-        | {"models": models, "size": size, "rounds": rounds, "budget_s": budget_s, "modes": modes}
+        | {
+            "models": models,
+            "sizes": SIZES if config.size is None else config.size,
+            "rounds": rounds,
+            "budget_s": budget_s,
+            "modes": modes,
+        }
         | {"goals": {part: goal for part, (_, _, goal) in PARTS.items()}, "environ": _ENVIRON},
         rows=tuple(rows),
         passed=passed,
@@ -196,17 +205,17 @@ def _call(compiled: Any, inputs: Any, mode: str) -> None:
         torch.autograd.backward(models.loss(out))
 
 
-def _chosen(config: BenchConfig) -> tuple[tuple[str, ...], str]:
-    """Models and size, checked before anything runs for minutes."""
+def _chosen(config: BenchConfig) -> tuple[str, ...]:
+    """Models, checked with their sizes before anything runs for minutes."""
     from optpass import models
     from optpass.errors import ConfigError, did_you_mean
 
-    chosen = config.models or (models.names()[:1] if config.quick else models.names())
-    size = config.size or "tiny"
+    chosen = config.models or (("mlp",) if config.quick else models.names())
     for name in chosen:
-        if size not in models.sizes(name):  # raises for an unknown name
-            raise ConfigError(f"model {name!r} has no size {size!r}; {did_you_mean(size, models.sizes(name))}")
-    return tuple(chosen), size
+        for size in (config.size,) if config.size is not None else SIZES.values():
+            if size not in models.sizes(name):  # raises for an unknown name
+                raise ConfigError(f"model {name!r} has no size {size!r}; {did_you_mean(size, models.sizes(name))}")
+    return tuple(chosen)
 
 
 def _rows(measured: dict[tuple[str, str, str], Samples], config: BenchConfig) -> list[Row]:
@@ -222,7 +231,7 @@ def _rows(measured: dict[tuple[str, str, str], Samples], config: BenchConfig) ->
                 pairs = [(tuple(s["plain"]), tuple(s[case])) for s in cells]
                 label = f"{part}: {case}" + (" (noise)" if case == "plain again" else "")
                 rows.append(mean_row(label, pairs, tolerance=config.tolerance, seed=config.seed, group=_SUMMARY))
-    smallest = measured.get(("steady calls", SMALLEST, MODES[0]))
+    smallest = measured.get((STEADY, SMALLEST, MODES[0]))
     if smallest is not None:
         added = (median(smallest["audited"]) - median(smallest["plain"])) * 1e9
         rows[-1] = rows[-1].model_copy(update={"extra": {"smallest program, ns added": added}})

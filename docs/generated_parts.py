@@ -162,6 +162,33 @@ def schema() -> str:
     """The records of reports and analyses, outermost first."""
     from optpass.reporting import model
 
+    return _records(model.Report, model.Analysis)
+
+
+def plan_records() -> str:
+    """The records of memory plans, outermost first."""
+    from optpass.reporting.plan.model import PlanReport
+
+    return _records(PlanReport)
+
+
+def optimizers() -> str:
+    """The optimizers of the memory ledger, and what they keep for a float32 matrix of 1000 x 1000 on a CPU."""
+    import torch
+
+    from optpass.passes.memory import optimizers as listed
+    from optpass.passes.memory.optimizer_rehearsal import ParameterSize
+
+    matrix = ParameterSize((1000, 1000), torch.float32)
+    rows = []
+    for name, entry in listed.entries().items():
+        cost = listed.cost(name, [matrix], gpu=False)
+        each = (f"{size / matrix.nbytes:.3g}" for size in (cost.state_bytes, cost.step_bytes))
+        rows.append((f"`{name}`", *each, entry.source))
+    return table(("optimizer", "state", "temporaries of a step", "source"), rows)
+
+
+def _records(*outermost: type[BaseModel]) -> str:
     found: dict[str, type[BaseModel]] = {}
 
     def visit(record: type[BaseModel]) -> None:
@@ -171,16 +198,16 @@ def schema() -> str:
                 for inner in records_in(field.annotation):
                     visit(inner)
 
-    visit(model.Report)
-    visit(model.Analysis)
+    for record in outermost:
+        visit(record)
     parts = []
-    for name, record in found.items():
+    for name, shown in found.items():
         rows = (
             (f"`{field.alias or key}`", type_name(field.annotation), field.description or "")
-            for key, field in record.model_fields.items()
+            for key, field in shown.model_fields.items()
         )
         parts.append(
-            f"### {name}\n\n{' '.join((record.__doc__ or '').split())}\n\n{table(('key', 'type', 'meaning'), rows)}"
+            f"### {name}\n\n{' '.join((shown.__doc__ or '').split())}\n\n{table(('key', 'type', 'meaning'), rows)}"
         )
     return "\n".join(parts)
 
@@ -245,5 +272,6 @@ PARTS: dict[str, Callable[[], str]] = {
     part.__name__: part
     for part in (
         options, training, passes, models, conventions, devices, cli, schema, benchmarks, measurements,
+        plan_records, optimizers,
     )
 }  # fmt: skip

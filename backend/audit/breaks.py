@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from optpass.backend.audit import message, places
 from optpass.backend.audit.events import FrameEvent, Place, RawBreak
+from optpass.backend.audit.halves import Half, lost_us
 from optpass.backend.compat import audit as dynamo
 from optpass.reporting.audit.model import Break, BreakCost
 
@@ -36,6 +37,9 @@ class _Entry:
     boundary_bytes: float | None = None
     compile_s: float | None = None
     guards: dict[int, float] = field(default_factory=dict)
+    before: Half | None = None
+    after: Half | None = None
+    lost_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,17 @@ class BreakCollector:
             if first is not None:
                 self._settle(first, event)
 
+    def price(self) -> None:
+        """Predict what fusion is lost at each break whose two graphs are known; each is priced once."""
+        with self._lock:
+            waiting = [entry for entry in self._entries.values() if entry.before and entry.after]
+        for entry in waiting:
+            before, after = entry.before, entry.after
+            if before is not None and after is not None:
+                lost = lost_us(before, after)
+                with self._lock:
+                    entry.lost_us, entry.before, entry.after = lost, None, None
+
     def records(self, rank: int = 0) -> list[Break]:
         """The breaks, the gravest first, each behind its cause where it has one."""
         ids = dynamo.gb_ids()
@@ -82,8 +97,8 @@ class BreakCollector:
     def _file(self, raw: RawBreak, event: FrameEvent, first: Key | None, behind: _Resumed | None) -> Key | None:
         """File one report; gives the key of the break that it is about, None if it is about no place."""
         place = self._where.innermost(raw.stack) or _start(event)
-        if place is None:
-            return None
+        if place is None or (not raw.stack and self._where.owner(place.file) != "user"):
+            return None  # a library's generator, called by eager code: nobody asked for it to be compiled
         cause: Key | None = None
         root: Key | None = None
         for said in message.parse(raw.message, raw.kind):
@@ -115,13 +130,15 @@ class BreakCollector:
         if behind is None or behind.key == key:
             return None
         parent = self._entries[behind.key].place
-        return behind.key if _encloses(place, parent) else None
+        # What the broken expression made is entered: had Dynamo traced the one, it would know the other.
+        return behind.key if raw.enters and _encloses(place, parent) else None
 
     def _settle(self, first: Key, event: FrameEvent) -> None:
         """What the frame's end tells of the break that ended it."""
         entry = self._entries[first]
         if event.graphs and event.compiled:
             entry.boundary_bytes = event.graphs[-1].output_bytes
+            entry.before = entry.before or event.graphs[-1].half  # the first compile's: later ones have symbols
         elif event.compiled:
             entry.boundary_bytes = 0.0
         for code in event.resumes:
@@ -135,6 +152,8 @@ class BreakCollector:
         entry.compile_s = (entry.compile_s or 0.0) + event.seconds
         if event.guard_us is not None:
             entry.guards[id(event.code)] = float(event.guard_us)
+        if event.graphs:
+            entry.after = entry.after or event.graphs[-1].half
 
     # ---- records ----------------------------------------------------------------------------------------------
 
@@ -167,9 +186,11 @@ class BreakCollector:
             occurrences=entry.occurrences,
             caused_by=index[entry.cause] if entry.cause is not None else None,
             hints=list(entry.said.hints),
+            context=entry.said.context,
             effect=entry.raw.effect,
             cost=BreakCost(
                 boundary_bytes=entry.boundary_bytes,
+                fusion_lost_us=entry.lost_us,
                 compile_s=entry.compile_s,
                 guard_us=sum(entry.guards.values()) if entry.guards else None,
             ),

@@ -1,71 +1,120 @@
 """Times calls of compiled functions from outside, as Dynamo is switched on for a call and back behind it.
 
-Compiled functions stay the objects they are: nothing is wrapped, also those are timed that were made before.
+Compiled functions stay the objects they are: nothing is wrapped, also those are timed that were made before. What runs
+here runs twice at every call, so it does little: no locks, no events, one lookup by the identity of the callback.
 """
 
 from __future__ import annotations
 
-import sys
+import statistics
 import threading
 import time
 import types
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import Any, Protocol
 
 from torch import nn
 
-from optpass.backend.audit.events import CallEvent
-from optpass.backend.compat.hooks import Args, Kwargs
+from optpass.backend.audit.observe import Graph, Observation, Observed, begin
 
-if TYPE_CHECKING:
-    from optpass.backend.audit.watch import Watch
-
-#: `before`, the guard around it and the patch stand between a compiled function's entry and us.
-_DEPTH = 3
-_ENTRY = "compile_wrapper"
 _DEEPEST = 100
+#: Steady calls kept for the median.
+KEPT_CALLS = 1001
+
+
+class Tally:
+    """Calls of one function, for one listener.
+
+    Attributes:
+        calls: calls from outside.
+        first_s: seconds of the first, compile included.
+        observed: operations of one call, where that was asked for.
+        wanted: what the next call is asked to observe; see `observe`.
+    """
+
+    __slots__ = ("calls", "first_s", "observed", "steady", "wanted")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.first_s: float | None = None
+        self.steady: deque[float] = deque(maxlen=KEPT_CALLS)
+        self.observed: Observed | None = None
+        self.wanted: tuple[Graph, ...] = ()
+
+    def median(self) -> float | None:
+        """Median of calls in which nothing was compiled; None where there was none."""
+        return statistics.median(tuple(self.steady)) if self.steady else None
+
+
+class Teller(Protocol):
+    """Who has tallies."""
+
+    def tally(self, code: types.CodeType) -> Tally: ...
 
 
 class _Local(threading.local):
-    """Calls that this thread is in, the innermost last: (entry frame, code, start, frames compiled before)."""
+    """This thread's calls, the innermost last, and how many frames it has begun to compile.
+
+    A call: entry frame, its tallies, frames begun before, observation, start.
+    """
 
     def __init__(self) -> None:
-        self.calls: list[tuple[types.FrameType, types.CodeType | None, float, int]] = []
+        self.calls: list[tuple[Any, ...]] = []
+        self.started = 0
 
 
 class CallWatcher:
     """ENTER_COMPILED: called as a compiled function switches Dynamo on, and again as it switches it back."""
 
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-        self._local = _Local()
-        self._codes: dict[int, tuple[Any, types.CodeType | None]] = {}
+    def __init__(self) -> None:
+        self.local = _Local()
+        self._tellers: tuple[Teller, ...] = ()
+        self._known: dict[int, tuple[Any, tuple[Tally, ...]]] = {}
 
-    def before(self, args: Args, kwargs: Kwargs) -> Any:
-        now = time.perf_counter()
-        frame = sys._getframe(_DEPTH)
-        if frame.f_code.co_name != _ENTRY:
-            return
-        calls = self._local.calls
-        for index in range(len(calls) - 1, -1, -1):
-            if calls[index][0] is frame:
-                _, code, start, compiles = calls[index]
-                del calls[index:]
-                if code is not None:
-                    self._watch.tell_call(CallEvent(code, now - start, self._watch.local.started - compiles))
-                return
-        callback = args[0] if args else None
-        if callable(callback) and len(calls) < _DEEPEST:
-            calls.append((frame, self._code(callback, frame), time.perf_counter(), self._watch.local.started))
+    def tell(self, tellers: tuple[Teller, ...]) -> None:
+        """Count calls for these from now on."""
+        self._tellers = tellers
+        self._known = {}
 
-    def after(self, token: Any, args: Args, result: Any, error: BaseException | None) -> None:
-        return None
+    def quick(self, callback: Any, frame: types.FrameType) -> None:
+        """Dynamo is switched to `callback` by a compiled function's entry, whose frame this is."""
+        local = self.local
+        calls = local.calls
+        if calls and calls[-1][0] is frame:
+            end = time.perf_counter()
+            _, tallies, started, observation, start = calls.pop()
+            self._file(tallies, end - start, local.started - started, observation)
+        elif any(call[0] is frame for call in calls):  # an inner call never came back this way
+            while calls.pop()[0] is not frame:
+                pass
+        elif callback and len(calls) < _DEEPEST:
+            known = self._known.get(id(callback))
+            tallies = known[1] if known is not None else self._tallies(callback, frame)
+            if tallies:
+                observation = None
+                for tally in tallies:
+                    if tally.wanted:
+                        observation = begin(tally.wanted)
+                        break
+                calls.append((frame, tallies, local.started, observation, time.perf_counter()))
 
-    def _code(self, callback: Any, frame: types.FrameType) -> types.CodeType | None:
-        """The code of the function called. Its frame's variables are read once per `torch.compile`: that is slow."""
-        known = self._codes.get(id(callback))
-        if known is None:
-            known = self._codes[id(callback)] = (callback, _code_of(frame.f_locals.get("fn")))
-        return known[1]
+    def _file(self, tallies: tuple[Tally, ...], seconds: float, compiles: int, observation: Observation | None) -> None:
+        observed = observation.end() if observation is not None else None
+        for tally in tallies:
+            tally.calls += 1
+            if tally.first_s is None:
+                tally.first_s = seconds
+            elif not compiles and observation is None:
+                tally.steady.append(seconds)
+            if tally.wanted and not compiles and observed is not None:
+                tally.observed, tally.wanted = observed, ()
+
+    def _tallies(self, callback: Any, frame: types.FrameType) -> tuple[Tally, ...]:
+        """The function's tallies. Its frame's variables are read once per `torch.compile`: that is slow."""
+        code = _code_of(frame.f_locals.get("fn"))
+        found = tuple(teller.tally(code) for teller in self._tellers) if code is not None else ()
+        self._known[id(callback)] = (callback, found)  # the callback is held, so that its id stays its own
+        return found
 
 
 def _code_of(function: Any) -> types.CodeType | None:

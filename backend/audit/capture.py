@@ -18,6 +18,8 @@ from optpass.passes.source import clean_path
 Key = tuple[str, int, str, int | None]
 #: A module that is a local or a global of the frame: its path begins with the variable's name.
 _GLOBAL = re.compile(r"^[GL]\.")
+#: Instructions that enter a `with` block, in the Pythons that torch runs on.
+_ENTERS = frozenset({"BEFORE_WITH", "BEFORE_ASYNC_WITH", "SETUP_WITH", "LOAD_SPECIAL"})
 _DEEPEST = 200
 _REST = "Encountered graph break that we cannot resume from"
 _FRAME = "Failed to handle graph break gracefully"
@@ -30,6 +32,7 @@ class Seen:
     place: Place
     module: str | None
     functions: tuple[str, ...]
+    opname: str
 
 
 def remember(modules: dict[Key, Seen]) -> None:
@@ -56,7 +59,7 @@ def remember(modules: dict[Key, Seen]) -> None:
     while translator is not None and len(names) < _DEEPEST:
         names.append(qualified(translator.f_code))
         translator = getattr(translator, "parent", None)
-    seen = Seen(place, path or None, tuple(reversed(names)))
+    seen = Seen(place, path or None, tuple(reversed(names)), str(getattr(instruction, "opname", "")))
     for column in {place.column, None}:  # Dynamo's stacks of torch before 2.13 have no columns
         modules.setdefault((code.co_filename, line, code.co_name, column), seen)
 
@@ -106,7 +109,8 @@ def _raw(error: BaseException, modules: dict[Key, Seen], effect: str) -> RawBrea
         for frame, _ in zip(dynamo.above_dynamo(), range(_DEEPEST), strict=False)
     )
     name = kind if isinstance(kind, str) else ""
-    return RawBreak(name, str(message), tuple(places), above, seen.module if seen else None, effect)
+    enters = seen is not None and seen.opname in _ENTERS
+    return RawBreak(name, str(message), tuple(places), above, seen.module if seen else None, effect, enters)
 
 
 def _place(frame: Any) -> Place:

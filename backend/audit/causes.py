@@ -12,15 +12,13 @@ Precedence, from the first that fits:
 from __future__ import annotations
 
 import re
-import types
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from optpass.backend.audit.guards import Failure, Scope
-from optpass.backend.audit.sources_text import Words, condition_in_user_terms, prefixes, user_terms
+from optpass.backend.audit.containers import Containers, is_key
+from optpass.backend.audit.findings import GONE, Finding
+from optpass.backend.audit.guards import Failure
 from optpass.backend.audit.values import describe, shorten
 from optpass.reporting.audit.model import Cause
 
@@ -58,47 +56,8 @@ _VALUES: tuple[tuple[tuple[type, ...], Cause], ...] = (
 _NAMES: dict[str, Cause] = {"bool": "bool", "int": "int", "float": "float", "complex": "float", "str": "str"}
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A failed guard in the user's terms.
-
-    Attributes:
-        place: the thing itself where `source` names a property of it: 'x' of 'x.size(1)'.
-        dimension: of a size or stride.
-        dynamic: the guard is a condition on a symbol: the value it was compiled for is not in it.
-    """
-
-    cause: Cause
-    source: str
-    before: str
-    after: str
-    place: str = ""
-    dimension: int | None = None
-    dynamic: bool = False
-    replaced: bool = False
-
-
-class Judge:
-    """Names the findings of one frame.
-
-    Args:
-        scope: over the closest cache entry's names.
-        free: names of the frame's closure variables.
-        names: texts for expressions that are not the user's, see `sources_text.Words`.
-        made_for: values that the entry was compiled for, by expression, where its guards are only conditions.
-        identify: finds a living object by its id; None when it is gone.
-    """
-
-    def __init__(
-        self,
-        scope: Scope,
-        free: tuple[str, ...],
-        names: Mapping[str, str],
-        made_for: Mapping[str, str],
-        identify: Callable[[int], Any],
-    ) -> None:
-        self.scope, self.free, self.made_for, self.identify = scope, set(free), made_for, identify
-        self.words = Words(scope.evaluate, names)
+class Judge(Containers):
+    """Names the findings of one frame."""
 
     def finding(self, failure: Failure) -> Finding:
         """What the failure means."""
@@ -111,25 +70,13 @@ class Judge:
             return self.process(failure)
         return self.place(failure)
 
-    def text(self, source: str) -> str:
-        """A source in the user's terms."""
-        return user_terms(source, self.words)
-
-    def condition_text(self, code: str) -> str:
-        """A guard's condition in the user's terms."""
-        return condition_in_user_terms(code, self.words)
-
-    def value(self, source: str) -> Any:
-        """Its value now; `_GONE` where there is none."""
-        try:
-            return self.scope.evaluate(source)
-        except Exception:  # noqa: BLE001  # whatever looking up an attribute of the user's object raises
-            return _GONE
-
     def tensor(self, failure: Failure) -> Finding:
         name = self.text(failure.source)
         cause = _TENSOR.get(failure.property, "other")
-        text = _TENSOR_TEXT.get(failure.property, "{0}").format(name, failure.dimension)
+        known = _TENSOR_TEXT.get(
+            failure.property, f"{{0}}.{failure.property}" if failure.property != "other" else "{0}"
+        )
+        text = known.format(name, failure.dimension)
         before, after = failure.before or "", failure.after or ""
         if cause == "object identity" and self.value(failure.source) is None:
             cause = self.home(failure.source) or "other"
@@ -147,6 +94,8 @@ class Judge:
             return Finding("other", "torch function modes", failure.before or "", failure.after or "")
         if failure.kind == "DUAL_LEVEL":
             return Finding("grad mode", "torch.autograd.forward_ad level", code.partition(" == ")[2], "another")
+        if "compare_functorch_state" in code:
+            return Finding("other", "transforms of torch.func (vmap, grad)", code.partition("state(")[2][:-1], "others")
         return Finding("other", code.partition(" == ")[0], code.partition(" == ")[2], "")
 
     def place(self, failure: Failure) -> Finding:
@@ -155,7 +104,7 @@ class Judge:
             return self.aliasing(failure)
         if kind in ("LENGTH_CHECK", "DICT_LENGTH", "TUPLE_ITERATOR_LEN", "DICT_CONTAINS", "SET_CONTAINS"):
             return self.container(failure)
-        if kind in ("MAPPING_KEYS_CHECK", "MAPPING_KEYS_MATCH", "DICT_VERSION", "KEY") or _is_key(failure.source):
+        if kind in ("MAPPING_KEYS_CHECK", "MAPPING_KEYS_MATCH", "DICT_VERSION", "KEY") or is_key(failure.source):
             return self.keys(failure)
         if kind in ("HASATTR", "NO_HASATTR", "INDEX"):
             return self.presence(failure)
@@ -173,78 +122,6 @@ class Judge:
         same, apart = f"the same object as {other}", f"another object than {other}"
         before, after = (apart, same) if failure.kind == "NO_TENSOR_ALIASING" else (same, apart)
         return Finding("object identity", self.text(first), before, after)
-
-    def container(self, failure: Failure) -> Finding:
-        """A length, or a key that is or is not in it."""
-        value = self.value(failure.source)
-        if failure.kind in ("DICT_CONTAINS", "SET_CONTAINS"):
-            return self.membership(failure)
-        holder = self.held_by_module(failure.source)
-        expected = failure.code.rpartition(" == ")[2] if " == " in failure.code else "0"
-        now = str(len(value)) if value is not _GONE and hasattr(value, "__len__") else "gone"
-        if isinstance(value, dict) and not isinstance(holder, (torch.nn.ModuleList, torch.nn.Sequential)):
-            text = self.text(failure.source)
-            before = self.made_for.get(keys_of(failure.source), f"{expected} key{'s' * (expected != '1')}")
-            return Finding("dict keys", text, before, describe(list(value)), text)
-        source = failure.source.removesuffix("._modules") if holder is not None else failure.source
-        text = f"len({self.text(source)})"
-        return Finding("list length", text, expected, now, self.text(source))
-
-    def held_by_module(self, source: str) -> Any:
-        """The module whose `_modules` the source is."""
-        return self.value(source.removesuffix("._modules")) if source.endswith("._modules") else None
-
-    def membership(self, failure: Failure) -> Finding:
-        absent = failure.code.startswith("not ")
-        before, after = ("missing", "there") if absent else ("there", "missing")
-        key = re.search(r"___dict_contains\((?P<key>'[^']*'|\d+)", failure.code)
-        owner = failure.source.removesuffix(".__dict__")
-        if owner != failure.source and key is not None:
-            name = f"{self.text(owner)}.{key['key'].strip(chr(39))}"
-            cause: Cause = "module attribute" if isinstance(self.value(owner), torch.nn.Module) else "other"
-            return Finding(cause, name, before, after, name)
-        text = self.text(failure.source)
-        if failure.kind == "SET_CONTAINS":
-            item = failure.code.rpartition(", ")[2].removesuffix(")")
-            return Finding("other", f"{item} in {text}", str(not absent), str(absent), text)
-        shown = f"{text}[{key['key']}]" if key is not None else text
-        return Finding("dict keys", shown, before, after, text)
-
-    def keys(self, failure: Failure) -> Finding:
-        """The keys of a dict, or their order."""
-        source, code = failure.source, failure.code
-        if failure.kind == "KEY":
-            *_, owner, _ = ["", *prefixes(source)]
-            text = self.text(owner) if owner else self.text(source)
-            value = self.value(owner) if owner else None
-            after = describe(list(value)) if isinstance(value, dict) else "missing"
-            return Finding(
-                "dict keys", text, self.made_for.get(keys_of(owner), f"has {_last_key(source)}"), after, text
-            )
-        inner = re.search(r"dict\.keys\((?P<dict>.*)\)\)", source)
-        owner = inner["dict"] if inner else source
-        value = self.value(owner)
-        after = describe(list(value)) if isinstance(value, dict) else describe(value)
-        text = self.text(owner)
-        expected = code.partition(" == ")[2]
-        position = re.search(r"\)\[(\d+)\]$", source)
-        before = self.made_for.get(keys_of(owner), f"key {position[1]} is {expected}" if position else expected)
-        return Finding("dict keys", text, before, after, text)
-
-    def presence(self, failure: Failure) -> Finding:
-        text = self.text(failure.source)
-        name = re.search(r"hasattr\(.*, '(?P<name>[^']+)'\)", failure.code)
-        if failure.kind == "NO_HASATTR" and name is not None:
-            text, owner = f"{text}.{name['name']}", failure.source
-            before, after = "missing", "there"
-        else:
-            owner = next(iter(prefixes(failure.source)[-2:-1]), failure.source)
-            before, after = "there", "missing"
-        module = isinstance(self.value(owner), torch.nn.Module)
-        cause: Cause = "module attribute" if module else self.home(failure.source) or "other"
-        if failure.kind == "INDEX":
-            cause, text = "list length", self.text(owner)
-        return Finding(cause, text, before, after, text)
 
     def marking(self, failure: Failure) -> Finding:
         """`mark_dynamic` and its kin."""
@@ -274,9 +151,9 @@ class Judge:
 
     def held(self, failure: Failure) -> Finding:
         """A value, or an object, held somewhere."""
-        source, code = failure.source, failure.code
+        source = failure.source
         value = self.value(source)
-        after = "gone" if value is _GONE else describe(value)
+        after = "gone" if value is GONE else describe(value)
         text = self.text(source)
         before = self.expected(failure, value)
         if failure.kind == "TYPE_MATCH":
@@ -287,7 +164,6 @@ class Judge:
         cause = self.home(source)
         if cause is None:
             cause = "object identity" if replaced else _of_text(before, value)
-        del code
         return Finding(cause, text, before, after, text, replaced=replaced)
 
     def expected(self, failure: Failure, value: Any) -> str:
@@ -298,7 +174,8 @@ class Judge:
             if known is not None:
                 return describe(known)
             kind = _TYPE.search(code)
-            return f"another {kind['name'].rpartition('.')[2]}" if kind else "another object"
+            name = kind["name"].rpartition(".")[2] if kind else "object"
+            return f"another {'function' if name == 'code' else name}"
         if failure.kind == "NONE_MATCH" or code.endswith(" is None"):
             return "None"
         if code.endswith(" is not None"):
@@ -313,46 +190,7 @@ class Judge:
         kind = type(value).__name__
         after = kind if kind != before else f"another class {kind}"
         cause = self.home(failure.source) or _NAMES.get(before) or "object identity"
-        return Finding(cause, text, before, "gone" if value is _GONE else after, text, replaced=True)
-
-    def home(self, source: str) -> Cause | None:
-        """Where the value lives, as far as that is a cause of its own."""
-        path = prefixes(source)
-        if not path:
-            return None
-        owners = [self.value(owner) for owner in path[:-1]]
-        if any(isinstance(owner, torch.nn.Module) or _is_module_class(owner) for owner in owners):
-            return "module attribute"
-        if any(isinstance(owner, types.ModuleType) for owner in owners):
-            return "global"
-        if "cell_contents" in source or any(path[0] == f"L['{name}']" for name in self.free):
-            return "closure"
-        return "global" if path[0].startswith("G[") else None
-
-
-def _is_module_class(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, torch.nn.Module)
-
-
-class _Gone:
-    """Stands for a value that cannot be looked up any more."""
-
-
-_GONE = _Gone()
-
-
-def keys_of(source: str) -> str:
-    """Name under which the keys of a dict are remembered beside values of expressions."""
-    return f"keys of {source}"
-
-
-def _is_key(source: str) -> bool:
-    return source.startswith("list(dict.keys(")
-
-
-def _last_key(source: str) -> str:
-    found = re.search(r"\[([^\[\]]*)\]$", source)
-    return found[1] if found else source
+        return Finding(cause, text, before, "gone" if value is GONE else after, text, replaced=True)
 
 
 def _of(value: Any) -> Cause:

@@ -7,6 +7,7 @@ decision is put in force. What runs, and how, is the same throughout.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import types
@@ -82,7 +83,8 @@ class Frames:
         self._lock = threading.RLock()
         self._listeners: tuple[Listener, ...] = ()
         self._refused: dict[int, _Refused] = {}
-        self._seen: dict[int, weakref.ref[types.CodeType]] = {}
+        self._seen: dict[int, tuple[weakref.ref[types.CodeType], int]] = {}
+        self._ticks = itertools.count(1)
 
     def listen(self, listener: Listener) -> None:
         """Tell `listener` from now on."""
@@ -106,16 +108,21 @@ class Frames:
             if code is not None and entry.in_force():
                 frames.apply(code, entry.refusal)
 
+    def tick(self) -> int:
+        """A number that grows: what is noted behind it has a larger one."""
+        return next(self._ticks)
+
     def note(self, code: types.CodeType) -> None:
         """The code was called through `torch.compile`."""
         key = id(code)
-        if key not in self._seen:
-            self._seen[key] = weakref.ref(code, lambda _: self._seen.pop(key, None))
+        known = self._seen.get(key)
+        made = known[0] if known is not None else weakref.ref(code, lambda _: self._seen.pop(key, None))
+        self._seen[key] = made, self.tick()
 
-    def has_seen(self, code: types.CodeType) -> bool:
-        """Whether it was, since somebody listens."""
+    def has_seen(self, code: types.CodeType, since: int) -> bool:
+        """Whether Dynamo was asked about the code behind that tick."""
         known = self._seen.get(id(code))
-        return known is not None and known() is code
+        return known is not None and known[0]() is code and known[1] > since
 
     def modes_of_call(self) -> Modes | None:
         """Torch function modes of the call that this thread compiles: Dynamo switches them off meanwhile."""
@@ -124,12 +131,12 @@ class Frames:
     def answer(self, frame: Any, state: Any) -> Any:
         """Dynamo's earlier decision on this code, counted; None to let it decide."""
         code = frame.f_code
+        self.note(code)
         known = self._refused.get(id(code))
         if known is not None:
             if known.code() is code and known.state is state:
                 return self._again(known)
             self._refused.pop(id(code), None)
-        self.note(code)
         self._local.modes = guards.active_function_modes()
         self._local.attempts.append(Attempt())
         return None

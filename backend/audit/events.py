@@ -1,10 +1,13 @@
-"""What the hooks tell, as plain data: breaks, frames, graphs, calls. Nothing here judges it."""
+"""What the hooks tell, as plain data: breaks, frames, graphs. Nothing here judges it."""
 
 from __future__ import annotations
 
 import types
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from optpass.backend.audit.halves import Half
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class RawBreak:
         above: frames that called into the compiled one, innermost first.
         module: path of the module that was being traced.
         effect: 'split', 'rest eager', 'frame eager' or 'error'.
+        enters: whether it is the entering of a `with` block that broke.
     """
 
     kind: str
@@ -41,15 +45,17 @@ class RawBreak:
     above: tuple[Place, ...]
     module: str | None
     effect: str
+    enters: bool = False
 
 
 @dataclass(frozen=True)
 class GraphEvent:
-    """One graph that the backend got."""
+    """One graph that the backend got; `half` where it is beside a break and somebody asks for the roofline of it."""
 
     ops: int
     output_bytes: float | None
     seconds: float
+    half: Half | None = None
 
 
 @dataclass
@@ -80,18 +86,3 @@ class FrameEvent:
     error: str | None = None
     ops: int | None = None
     guard_us: float | None = None
-
-
-@dataclass(frozen=True)
-class CallEvent:
-    """One call of a compiled function from outside, timed.
-
-    Attributes:
-        code: the function's code.
-        seconds: host time.
-        compiles: frames that Dynamo compiled or tried to during it.
-    """
-
-    code: types.CodeType
-    seconds: float
-    compiles: int

@@ -1,18 +1,16 @@
-"""Compiled functions: graphs, compiles, first and steady calls. What Dynamo makes behind a break counts as theirs."""
+"""Compiled functions: graphs, compiles, operations, calls. What Dynamo makes behind a break counts as theirs."""
 
 from __future__ import annotations
 
-import statistics
 import threading
 import types
-from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
-from optpass.backend.audit.events import CallEvent, FrameEvent
+from optpass.backend.audit.calls import Tally
+from optpass.backend.audit.events import FrameEvent
+from optpass.backend.audit.observe import Graph
 from optpass.reporting.audit.model import FunctionRecord
-
-#: Steady calls kept for the median.
-KEPT_CALLS = 1001
 
 Key = tuple[str, int, str]
 
@@ -29,22 +27,27 @@ class _Entry:
     ops: dict[int, int] = field(default_factory=dict)
     guards: dict[int, float] = field(default_factory=dict)
     held: list[object] = field(default_factory=list)
-    calls: int = 0
-    first_s: float | None = None
-    steady: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_CALLS))
+    tally: Tally = field(default_factory=Tally)
 
 
 class FunctionCollector:
-    """Adds up frames and calls per function."""
+    """Adds up frames and calls per function.
 
-    def __init__(self) -> None:
+    Args:
+        observe: have one call of each broken function observed, for its share of operations in graphs.
+    """
+
+    def __init__(self, *, observe: bool = False) -> None:
+        self._observe = observe
         self._lock = threading.Lock()
         self._entries: dict[Key, _Entry] = {}
+        self._graphs: dict[tuple[int, str], Graph] = {}
 
     def on_frame(self, event: FrameEvent) -> None:
         """Count a frame that was compiled, or that broke."""
         code, origin = event.code, event.origin
-        if code is None or origin is None or not (event.compiled or event.breaks):
+        broken = any(raw.stack for raw in event.breaks)  # without a stack: a generator, run by eager code
+        if code is None or origin is None or not (event.compiled or broken):
             return
         with self._lock:
             entry = self._entry(origin)
@@ -53,19 +56,21 @@ class FunctionCollector:
             entry.broken |= bool(event.breaks) or not event.compiled
             entry.compile_s += event.seconds
             if event.compiled:
+                ops = event.graphs[-1].ops if event.graphs else 0
                 entry.held.append(code)  # so that its id stays its own
-                entry.ops[id(code)] = event.graphs[-1].ops if event.graphs else 0
+                entry.ops[id(code)] = ops
                 entry.guards[id(code)] = float(event.guard_us or 0.0)
+                self._note_graphs(event.namespace, event.compiled_names, ops)
+            if self._observe:
+                self._ask()
 
-    def on_call(self, event: CallEvent) -> None:
-        """Count a call from outside."""
+    def tally(self, code: types.CodeType) -> Tally:
+        """Where calls of a function are counted."""
         with self._lock:
-            entry = self._entry(event.code)
-            entry.calls += 1
-            if entry.first_s is None:
-                entry.first_s = event.seconds
-            elif not event.compiles:
-                entry.steady.append(event.seconds)
+            entry = self._entry(code)
+            if self._observe:
+                self._ask()
+            return entry.tally
 
     def knows(self, file: str, line: int | None) -> bool:
         """Whether a function that begins there was compiled."""
@@ -87,10 +92,27 @@ class FunctionCollector:
         key = (code.co_filename, code.co_firstlineno, getattr(code, "co_qualname", code.co_name))
         return self._entries.setdefault(key, _Entry(key))
 
+    def _note_graphs(self, namespace: dict[str, Any] | None, names: tuple[str, ...], ops: int) -> None:
+        if namespace is not None and self._observe:
+            for name in names:
+                self._graphs[id(namespace), name] = Graph(namespace, name, ops)
+
+    def _ask(self) -> None:
+        """Ask for one call of each function that calls run through, if anything is broken that they may reach."""
+        if any(entry.broken for entry in self._entries.values()):
+            every = tuple(self._graphs.values())
+            for entry in self._entries.values():
+                if entry.tally.observed is None:
+                    entry.tally.wanted = every or (Graph({}, "", 0),)
+
 
 def _record(entry: _Entry) -> FunctionRecord:
     file, line, function = entry.key
     captured = sum(entry.ops.values())
+    total = captured if entry.compiles and not entry.broken else None
+    observed = entry.tally.observed
+    if observed is not None:
+        captured, total = observed.captured, observed.captured + observed.eager
     return FunctionRecord(
         file=file,
         line=line,
@@ -98,10 +120,10 @@ def _record(entry: _Entry) -> FunctionRecord:
         graphs=entry.graphs,
         compiles=entry.compiles,
         ops_captured=captured,
-        ops_total=captured if entry.compiles and not entry.broken else None,
+        ops_total=total,
         compile_s=entry.compile_s,
-        t_first_s=entry.first_s,
-        t_steady_s=statistics.median(entry.steady) if entry.steady else None,
-        calls=entry.calls,
+        t_first_s=entry.tally.first_s,
+        t_steady_s=entry.tally.median(),
+        calls=entry.tally.calls,
         guard_us=sum(entry.guards.values()) if entry.guards else None,
     )

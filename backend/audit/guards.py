@@ -100,8 +100,7 @@ def failures(entry: Any, scope: Scope, modes: Modes | None, enough: int = _ENOUG
     walk.visit(dynamo.guard_root(entry), "", scope.names["L"])
     walk.epilogue()
     walk.relations()
-    if walk.disturbed:
-        dynamo.first_failure(entry, scope.names["L"])  # a whole check sets what such leaves remember back
+    walk.lengths()
     return walk.found
 
 
@@ -110,7 +109,6 @@ class _Walk:
         self.entry, self.scope, self.modes, self.enough = entry, scope, modes, enough
         self.found: list[Failure] = []
         self.relational: list[tuple[str, str]] = []
-        self.disturbed = False  # leaves over several places have been called out of turn
 
     def visit(self, manager: Any, source: str, value: Any) -> None:
         """The manager's own guards, then what hangs on it: not where the thing itself is another."""
@@ -122,24 +120,11 @@ class _Walk:
         if source and len(self.found) > before:
             return
         pairs = getattr(manager, "get_key_value_managers", None)
-        if pairs is not None:
-            if self.other_length(manager, source, value):
-                return
-            for child in (child for pair in pairs().values() for child in pair if child is not None):
+        for child in (child for pair in (pairs().values() if pairs is not None else ()) for child in pair):
+            if child is not None:
                 self.descend(child)
         for child in manager.get_child_managers():
             self.descend(child)
-
-    def other_length(self, manager: Any, source: str, value: Any) -> bool:
-        """Whether a dict has another length than its manager expects, which has no leaf for that."""
-        self.disturbed = True
-        info = manager.check_verbose(value)
-        first = plain(str(info.verbose_code_parts[0])) if not info.result and info.verbose_code_parts else ""
-        match = _OTHER_LENGTH.fullmatch(first)
-        if match is None or match["source"] != source:
-            return False
-        self.found.append(Failure("DICT_LENGTH", f"len({source}) == {match['length']}", source))
-        return True
 
     def descend(self, manager: Any) -> None:
         source = manager.get_source()
@@ -200,9 +185,9 @@ class _Walk:
         before, after = ([kind.__qualname__ for kind in kinds] for kinds in (expected, [t for t, _ in self.modes]))
         if before != after:
             texts = {kind.__qualname__: text for kind, text in self.modes}
-            shown = [", ".join(names) or "none" for names in (before, [texts[name] for name in after])]
+            expects, finds = (", ".join(names) or "none" for names in (before, [texts[name] for name in after]))
             devices = {"DeviceContext"} == set(before) ^ set(after)
-            self.found.append(Failure(_MODES, _MODES, "", "device" if devices else "modes", *shown))
+            self.found.append(Failure(_MODES, _MODES, "", "device" if devices else "modes", expects, finds))
 
     def epilogue(self) -> None:
         """Conditions over several places, e.g. on symbolic sizes: Dynamo checks them when all else holds."""
@@ -215,6 +200,15 @@ class _Walk:
         """Whether a failure found already says the same of the same place."""
         places = {failure.source for failure in self.found if failure.source}
         return any(place in places for place in sources_in(part))
+
+    def lengths(self) -> None:
+        """The length of a dict: what checks it is no leaf, so it is taken from Dynamo's word on the first failure."""
+        for part in dynamo.first_failure(self.entry, self.scope.names["L"])[:1]:
+            match = _OTHER_LENGTH.fullmatch(plain(part))
+            if match is not None:
+                source = match["source"]
+                self.found = [failure for failure in self.found if source not in failure.source]
+                self.found.append(Failure("DICT_LENGTH", f"len({source}) == {match['length']}", source))
 
     def relations(self) -> None:
         """Which tensors are the same object."""

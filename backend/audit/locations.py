@@ -70,7 +70,7 @@ def code_of(target: Any) -> types.CodeType | None:
         inner = getattr(target, "_orig_mod", target)
         target = getattr(inner, "forward", None)
     elif not inspect.isroutine(target) and not isinstance(target, type):
-        target = getattr(type(target), "__call__", None)
+        target = inspect.getattr_static(type(target), "__call__", None)
     code = getattr(getattr(target, "__func__", target), "__code__", None)
     return code if isinstance(code, types.CodeType) else None
 

@@ -37,6 +37,7 @@ class _Given:
     code: weakref.ref[types.CodeType]
     place: tuple[str, int, str]
     line: str
+    tick: int
 
 
 class _Handed:
@@ -46,14 +47,16 @@ class _Handed:
         self.outside, self.compiled = outside, compiled
 
     def before(self, args: Args, kwargs: Kwargs) -> Any:
+        local = self.outside.local
+        local.depth += 1  # for a module, torch compiles its call as well
         target = args[1] if len(args) > 1 else kwargs.get("fn")
         caller = _caller()
-        if target is None or caller is None or is_torch(caller.f_code):
+        if local.depth > 1 or target is None or caller is None or is_torch(caller.f_code):
             return
         (self.outside.compiled if self.compiled else self.outside.given_back)(target, caller)
 
     def after(self, token: Any, args: Args, result: Any, error: BaseException | None) -> None:
-        return None
+        self.outside.local.depth -= 1
 
 
 class _Stance:
@@ -89,6 +92,14 @@ class _Calls:
         return None
 
 
+class _Local(threading.local):
+    """Of one thread: calls of torch's face under way, and the last call that may have run eager."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.verdict: Verdict | None = None
+
+
 class Outside:
     """The process's one watcher of what never reaches Dynamo; installed while somebody listens."""
 
@@ -98,7 +109,7 @@ class Outside:
         self._listeners: tuple[Listener, ...] = ()
         self._given: dict[int, list[_Given]] = {}
         self._stance, self._where = "default", ""
-        self._waiting = threading.local()
+        self.local = _Local()
         self._hooks = (
             (entry.COMPILED, _Handed(self, compiled=True)),
             (entry.NOT_COMPILED, _Handed(self, compiled=False)),
@@ -137,7 +148,7 @@ class Outside:
         place = code_place(code)
         if is_torch(code):  # a module of torch's: the user's line is where it is compiled
             place = (caller.f_code.co_filename, caller.f_lineno, type(target).__qualname__)
-        given = _Given(weakref.ref(code), place, where)
+        given = _Given(weakref.ref(code), place, where, FRAMES.tick())
         with self._lock:
             for known in self._given.values():
                 known.append(given)
@@ -162,7 +173,7 @@ class Outside:
         found: dict[tuple[str, int, str], Verdict] = {}
         for given in self._given.get(id(listener), ()):
             code = given.code()
-            if code is None or FRAMES.has_seen(code) or frames.is_compiled(code):
+            if code is None or FRAMES.has_seen(code, given.tick) or frames.is_compiled(code):
                 continue
             found[given.place] = Verdict(
                 "not compiled",
@@ -201,22 +212,24 @@ class Outside:
             verdict = Verdict("compile disabled", place, f"{reason}: compiled functions run eager.", _FORCE_EAGER)
             self._tell(EagerEvent(verdict))
             return
-        verdict = Verdict("compile disabled", place, f"{reason}: calls that match no compiled code run eager.", _ON_RECOMPILE)
-        self._waiting.verdict = verdict  # eager unless compiled code is found
+        verdict = Verdict(
+            "compile disabled", place, f"{reason}: calls that match no compiled code run eager.", _ON_RECOMPILE
+        )
+        self.local.verdict = verdict  # eager unless compiled code is found
 
     def found(self) -> None:
         """A call found compiled code."""
         try:
-            if getattr(self._waiting, "verdict", None) is not None and is_entry():
-                self._waiting.verdict = None
-        except Exception:  # noqa: BLE001  # called by Dynamo before the user's function: nothing may come out of it
+            if self.local.verdict is not None and is_entry():
+                self.local.verdict = None
+        except Exception:  # called by Dynamo before the user's function: nothing may come out of it
             log.debug("a lookup could not be judged", exc_info=True)
 
     def flush(self) -> None:
         """Count the last call of this thread, if it found no compiled code."""
-        verdict = getattr(self._waiting, "verdict", None)
+        verdict = self.local.verdict
         if verdict is not None:
-            self._waiting.verdict = None
+            self.local.verdict = None
             self._tell(EagerEvent(verdict))
 
     def _tell(self, event: EagerEvent) -> None:

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from optpass.backend.compat import audit as dynamo
+from optpass.backend.compat import disable_dynamo
 
 _MARK = "optpass_graph:"
 _BACKWARD = ("autograd::engine::evaluate_function", "CompiledFunctionBackward")
-#: Only one call at a time: the profiler is the process's.
+#: One observed call at a time: graphs are marked for all threads.
 _BUSY = threading.Lock()
 
 
@@ -41,9 +40,9 @@ class Graph:
 class Observation:
     """Begins when made by `begin`; `end` gives the counts."""
 
-    def __init__(self, graphs: Iterable[Graph]) -> None:
+    def __init__(self, graphs: Iterable[Graph], profile: Any) -> None:
         self._replaced: list[tuple[Graph, Any, Any]] = []
-        self._profile = torch.autograd.profiler.profile(use_cpu=True, record_shapes=False)
+        self._profile = profile
         for graph in graphs:
             original = graph.namespace.get(graph.name)
             if callable(original):
@@ -65,26 +64,25 @@ class Observation:
 
 
 def begin(graphs: Iterable[Graph]) -> Observation | None:
-    """Observe from now on; None where somebody profiles already."""
-    if torch.autograd.profiler._is_profiler_enabled or not _BUSY.acquire(blocking=False):
+    """Observe from now on; None where somebody profiles already, or torch has no such profiler."""
+    profile = dynamo.operation_profiler()
+    if profile is None or not _BUSY.acquire(blocking=False):
         return None
     try:
-        return Observation(graphs)
+        return Observation(graphs, profile)
     except BaseException:
         _BUSY.release()
         raise
 
 
 def _marked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """`function` under a name that the profiler sees; Dynamo never traces it, since it runs where Dynamo is on."""
-    marker = dynamo.fast_marker
+    """`function` under a name that the profiler sees; never traced, since it is called where Dynamo is on."""
 
     def optpass_graph(*args: Any, **kwargs: Any) -> Any:
-        with marker(name):
+        with dynamo.fast_marker(name):
             return function(*args, **kwargs)
 
-    dynamo.skip_code(optpass_graph.__code__)
-    return optpass_graph
+    return disable_dynamo(optpass_graph)
 
 
 def _count(events: Any) -> Observed | None:

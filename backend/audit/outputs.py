@@ -6,7 +6,6 @@ Costs a copy of each tensor, so it is for trial runs only. Values are compared e
 from __future__ import annotations
 
 import dataclasses
-import sys
 import threading
 import types
 from collections.abc import Iterator, Mapping
@@ -15,13 +14,9 @@ from typing import Any
 import torch
 
 from optpass.backend.compat import audit as dynamo
-from optpass.backend.compat.hooks import Args, Kwargs
 
 #: Elements of a tensor that are kept; of a larger one, as many at even steps.
 _KEPT = 1 << 16
-#: `before`, the guard around it and the patch stand between a compiled function's entry and us.
-_DEPTH = 3
-_ENTRY = "compile_wrapper"
 _DEEPEST = 8
 
 Leaf = dict[str, Any]
@@ -46,29 +41,27 @@ class OutputCollector:
 
     def install(self) -> None:
         """Watch from now on."""
-        self.problem = dynamo.ENTER_COMPILED.add(self)
+        self.problem = dynamo.ENTER_COMPILED.add_quick(self.quick)
 
     def uninstall(self) -> None:
         """Watch no longer."""
-        dynamo.ENTER_COMPILED.remove(self)
+        dynamo.ENTER_COMPILED.remove_quick(self.quick)
 
-    def before(self, args: Args, kwargs: Kwargs) -> None:
-        """Dynamo is switched on for a call, or back behind it; the second time the frame holds the result."""
-        frame = sys._getframe(_DEPTH)
-        if frame.f_code.co_name != _ENTRY or len(self.calls) >= self._limit:
+    def quick(self, callback: Any, frame: types.FrameType) -> None:
+        """A compiled function's entry switches Dynamo on, or back behind the call: then its frame holds the result."""
+        if len(self.calls) >= self._limit:
             return
         entered: list[types.FrameType] = self._local.__dict__.setdefault("entered", [])
         if frame not in entered:
             entered.append(frame)
+            if "result" not in frame.f_code.co_varnames:  # torch 2.11 returns it at once
+                self.problem = "this torch does not show what compiled functions return"
             return
         del entered[entered.index(frame) :]
         if not entered and (values := frame.f_locals).get("call_succeeded", "result" in values):
-            kept = {"result": values.get("result"), "args": values.get("args"), "kwargs": values.get("kwargs")}
             with torch.no_grad():
-                self.calls.append(dict(leaves(kept)))
-
-    def after(self, token: Any, args: Args, result: Any, error: BaseException | None) -> None:
-        """Nothing: the hook point tells only what comes before."""
+                kept = [leaf for name in ("result", "args", "kwargs") for leaf in leaves(values.get(name), name)]
+            self.calls.append(dict(kept))
 
 
 def leaves(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Leaf]]:
@@ -82,7 +75,7 @@ def leaves(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Le
         yield path, {"value": value}
     elif depth < _DEEPEST and (inner := _inside(value)) is not None:
         for name, part in inner.items():
-            yield from leaves(part, f"{path}{name}" if path else name, depth + 1)
+            yield from leaves(part, f"{path}{name}", depth + 1)
     else:
         yield path, {"type": type(value).__qualname__}
 

@@ -1,7 +1,316 @@
-"""placeholder"""
+"""What to do about a recompile: one text per cause, with the user's own names and values."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-def advice(finding, values, count, dynamic) -> str:
-    return "x"
+from optpass.backend.audit.findings import Finding
+from optpass.reporting.audit.model import Cause
+
+_MOST_BUCKETS = 4
+_ROUND = 8  #: sizes are rounded up to a multiple of it where all are larger: matrix units want that
+
+
+_ODD = (
+    "size {0} is always compiled by itself: pad or skip such a {1}, or call torch._dynamo.decorators."
+    "mark_unbacked({1}, {2}) before the first call, if nothing in the function asks for the size."
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a fix may depend on.
+
+    Attributes:
+        values: values seen, in order, each once.
+        count: recompiles so far.
+        dynamic: what `torch.compile(dynamic=...)` was given; None: nothing.
+    """
+
+    finding: Finding
+    values: Sequence[str]
+    count: int
+    dynamic: bool | None
+
+
+def advice(finding: Finding, values: Sequence[str], count: int, dynamic: bool | None) -> str:
+    """What to do, in one to three sentences; never empty."""
+    case = Case(finding, values, count, dynamic)
+    return _TEXTS.get(finding.cause, _other)(case)
+
+
+def buckets(lengths: Sequence[int], most: int = _MOST_BUCKETS) -> list[int]:
+    """At most `most` sizes to pad to, such that the sizes seen are padded by as little as possible in all.
+
+    Args:
+        lengths: sizes seen, in any order.
+        most: how many boundaries are wanted at most; fewer are used for few sizes.
+
+    Returns:
+        Increasing boundaries; the last holds the largest size. Empty for no sizes.
+    """
+    sizes = sorted(set(lengths))
+    if not sizes:
+        return []
+    step = _ROUND if sizes[0] >= _ROUND else 1
+    tops = sorted({-(-size // step) * step for size in sizes})
+    wanted = min(most, max(1, (len(sizes) + 1) // 2), len(tops))
+    # best[k][i]: least padding of the sizes up to tops[i] with k boundaries, the last of them at tops[i]
+    best: dict[int, tuple[float, list[int]]] = {
+        i: (sum(top - size for size in sizes if size <= top), [top]) for i, top in enumerate(tops)
+    }
+    for _ in range(wanted - 1):
+        best = {
+            i: min(
+                (best[i], *(_extended(best[j], tops[j], top, sizes) for j in range(i))),
+                key=lambda option: (option[0], len(option[1])),
+            )
+            for i, top in enumerate(tops)
+        }
+    return best[len(tops) - 1][1]
+
+
+def _extended(option: tuple[float, list[int]], below: int, top: int, sizes: Sequence[int]) -> tuple[float, list[int]]:
+    padding, chosen = option
+    return padding + sum(top - size for size in sizes if below < size <= top), [*chosen, top]
+
+
+def _shape(case: Case) -> str:
+    finding, name = case.finding, case.finding.place
+    if finding.source.endswith(".dim()"):
+        return f"Give {name} the same number of dimensions in every call, e.g. with unsqueeze or reshape before it."
+    if finding.dimension is None:
+        return f"Mark {name}'s dimensions before its first call, not behind it: a mark that is new is compiled anew."
+    mark = f"torch._dynamo.mark_dynamic({name}, {finding.dimension})"
+    lengths = [int(value) for value in case.values if value.isdigit()]
+    odd = next((value for value in (finding.before, finding.after, *case.values) if value in ("0", "1")), None)
+    if case.dynamic is False:
+        first = f"Leave dynamic=False out of torch.compile, and call {mark} before the first call."
+    elif odd is not None and len(lengths) > 2:
+        first = f"Call {mark} before the first call; {_ODD.format(odd, name, finding.dimension)}"
+    elif odd is not None:
+        text = _ODD.format(odd, name, finding.dimension)
+        first = text[0].upper() + text[1:]
+    elif case.dynamic is True or finding.dynamic or case.count > 1:
+        first = (
+            f"The function itself asks for {finding.source} (a branch on it, a fixed size to reshape or expand to), "
+            f"which ties the graph to it: do without, or make it hold for all sizes with torch._check; {mark} then "
+            "says where it is tied."
+        )
+    else:
+        first = f"Call {mark} before the first call, or compile with torch.compile(dynamic=True)."
+    return first + _bucket_text(case, lengths)
+
+
+def _bucket_text(case: Case, lengths: list[int]) -> str:
+    bounds = buckets(lengths) if len(lengths) >= 3 else []
+    if not bounds:
+        return ""
+    shown = ", ".join(map(str, bounds))
+    return f" Or pad dimension {case.finding.dimension} of {case.finding.place} up to the next of {shown}."
+
+
+def _dtype(case: Case) -> str:
+    found = case.finding
+    if found.source == "torch.get_default_dtype()":
+        return "Call torch.set_default_dtype once, before the first compiled call."
+    if not found.source.endswith(".dtype"):
+        return _value(case, "a dtype")
+    target = found.before
+    return f"Convert {found.place} to one dtype before the call: {found.place} = {found.place}.to({target})."
+
+
+def _device(case: Case) -> str:
+    found = case.finding
+    if found.source == "torch.get_default_device()":
+        return "Call torch.set_default_device once, before the first compiled call, or name the device at each tensor."
+    if not found.source.endswith(".device"):
+        return _value(case, "a device")
+    return (
+        f"Move {found.place} to one device before the call ({found.place}.to({found.before!r})), or compile a copy of "
+        "the function for each device."
+    )
+
+
+def _stride(case: Case) -> str:
+    name = case.finding.place
+    return f"Pass {name}.contiguous() (or one memory format throughout): the compiled code is made for one layout."
+
+
+def _requires_grad(case: Case) -> str:
+    found = case.finding
+    if "." in found.place:
+        return f"Set {found.source} before the first call and keep it: freeze between runs, not between calls."
+    return (
+        f"Pass {found.place} with the same requires_grad in every call: detach() it, or requires_grad_() it, before "
+        "the call."
+    )
+
+
+def _grad_mode(case: Case) -> str:
+    if case.finding.source == "torch.is_grad_enabled()":
+        return (
+            "Training and evaluation are two graphs, so one recompile is right. To have only one, enter "
+            "torch.no_grad() (or torch.set_grad_enabled) in the same place for all calls, outside of the compiled "
+            "function, or compile one function for each."
+        )
+    return (
+        f"Tensors made under torch.inference_mode() and others need a graph each: make {case.finding.place or 'them'} "
+        "under one mode, or use torch.no_grad() instead."
+    )
+
+
+def _autocast(case: Case) -> str:
+    return "Enter torch.autocast inside of the compiled function, or around all of its calls: each setting is a graph."
+
+
+def _container(case: Case) -> str:
+    return (
+        f"Keep the number of items in {case.finding.place} fixed (pad it), pass one stacked tensor, or loop over it "
+        "outside of the compiled function: its loops are unrolled for one length."
+    )
+
+
+def _keys(case: Case) -> str:
+    return (
+        f"Give {case.finding.place} the same keys in the same order in every call (None for what is missing), or pass "
+        "what the function needs of it as arguments."
+    )
+
+
+def _value(case: Case, what: str = "") -> str:
+    found, several = case.finding, len(case.values) > 2
+    kind = what or {"int": "an int", "float": "a float", "str": "a str", "bool": "a bool"}.get(found.cause, "a value")
+    if found.cause == "float" and "param_groups" in found.source:
+        return (
+            f"Give the optimizer a tensor (lr=torch.tensor({found.before})), which schedulers change in place: a Python "
+            "float is a constant of the graph."
+        )
+    if found.cause == "float":
+        return (
+            f"Pass {found.source} as a tensor, torch.tensor({found.after}): a Python float is a constant of the graph."
+        )
+    if found.cause == "int":
+        limit = (
+            "" if case.dynamic is not False else " Leave dynamic=False out of torch.compile: an int can be a symbol."
+        )
+        text = (
+            f"Pass {found.source} as a tensor if it is only computed with, or hoist what depends on it out of the "
+            f"compiled function; where it is a size, torch.compile(dynamic=True) makes it a symbol.{limit}"
+        )
+        lengths = [int(value) for value in case.values if value.isdigit()]
+        bounds = buckets(lengths) if len(lengths) >= 3 else []
+        return text + (f" As a length, round it up to the next of {', '.join(map(str, bounds))}." if bounds else "")
+    shown = f" ({', '.join(case.values[:6])})" if several else ""
+    return (
+        f"{found.source} is {kind} that chooses the code: each value is a graph, which is right for a few{shown}. For "
+        "many, choose outside of the compiled function, or compute both ways and take one with torch.where."
+    )
+
+
+def _attribute(case: Case) -> str:
+    found = case.finding
+    if found.replaced:
+        return (
+            f"Set {found.source} once, before the first call; where it must change, keep both objects and compile one "
+            "function for each."
+        )
+    if _is_number(found.after) or _is_number(found.before):
+        name = found.source.rpartition(".")[2]
+        if found.source.startswith("self.") and name.isidentifier():
+            owner = found.source.removesuffix(f".{name}")
+            made = f"{owner}.register_buffer({name!r}, torch.tensor({found.before}))"
+            return (
+                f"Make it a tensor: {made} in __init__, and change it in place with {found.source}.fill_(value); a "
+                "Python number in a module is a constant of the graph."
+            )
+        return f"Make {found.source} a tensor and change it in place: a Python number is a constant of the graph."
+    return (
+        f"Set {found.source} before the first call and leave it, or pass it to forward as an argument where it must "
+        "change: each value is a graph."
+    )
+
+
+def _global(case: Case) -> str:
+    found = case.finding
+    if found.replaced:
+        return f"Do not put another object in {found.source}: pass it as an argument, or set it once."
+    if _is_number(found.after):
+        return (
+            f"Make {found.source} a tensor and change it in place, or pass it as an argument: a global is a constant."
+        )
+    return f"Set {found.source} once, before the first call, or pass it as an argument: a global is a constant."
+
+
+def _closure(case: Case) -> str:
+    found = case.finding
+    if found.replaced:
+        return f"Do not rebind {found.source}: the compiled function closes over it; pass it as an argument."
+    number = ", as a tensor where it is a number" if _is_number(found.after) else ""
+    return (
+        f"Pass {found.source} as an argument{number}, instead of closing over it: its value is a constant of the graph."
+    )
+
+
+def _identity(case: Case) -> str:
+    found = case.finding
+    if "the same object" in found.before + found.after:
+        return (
+            f"Pass {found.source} the same way in every call: always one tensor for both, or always two (clone() it)."
+        )
+    if found.before in ("Tensor", "Parameter") or found.after in ("Tensor", "Parameter"):
+        return f"Pass {found.source} as one type throughout: detach() gives a plain tensor for a parameter."
+    return (
+        f"Make the object once and reuse it: {found.source} is compared by identity or type. Create functions, "
+        "lambdas, partials and modules outside of the loop that calls the compiled function."
+    )
+
+
+def _training(case: Case) -> str:
+    return (
+        "train() and eval() are two graphs, so one recompile is right. If it comes again and again, keep a compiled "
+        f"function for each mode, and do not switch {case.finding.source} inside of the loop."
+    )
+
+
+def _backend(case: Case) -> str:
+    return (
+        "Call torch.compile once for the function and reuse what it returns: another backend, option or dynamic= is "
+        "compiled anew. Give a backend of your own as the same function object each time."
+    )
+
+
+def _weak(case: Case) -> str:
+    return f"Keep {case.finding.source} alive between calls (hold it in a variable): its compiled code went with it."
+
+
+def _other(case: Case) -> str:
+    name = case.finding.source
+    if "None" in (case.finding.before, case.finding.after):
+        return (
+            f"None and a value are two graphs, so one recompile is right. To have only one, pass {name} always: a "
+            "tensor that changes nothing (zeros to add, ones to multiply with) where there is none."
+        )
+    if name.startswith("torch."):
+        return f"Set it once, before the first compiled call: {name} is part of what the graph was made for."
+    if name:
+        return f"Keep {name} as it is between calls, or take it out of the compiled function."
+    return "TORCH_LOGS=recompiles_verbose tells what Dynamo compared."
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+_TEXTS: dict[Cause, Callable[[Case], str]] = {
+    "shape": _shape, "dtype": _dtype, "device": _device, "stride": _stride, "requires_grad": _requires_grad,
+    "grad mode": _grad_mode, "autocast": _autocast, "list length": _container, "dict keys": _keys,
+    "int": _value, "float": _value, "str": _value, "bool": _value, "module attribute": _attribute, "global": _global,
+    "closure": _closure, "object identity": _identity, "training flag": _training, "backend": _backend,
+    "weak reference": _weak, "other": _other,
+}  # fmt: skip

@@ -7,6 +7,7 @@ Dynamo is never reset. Collecting is the collectors' business; rendering, fixes 
 from __future__ import annotations
 
 import threading
+import types
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +15,8 @@ from types import TracebackType
 from typing import Self
 
 from optpass.backend.audit.breaks import BreakCollector, only_roots
-from optpass.backend.audit.events import CallEvent, FrameEvent
+from optpass.backend.audit.calls import Tally
+from optpass.backend.audit.events import FrameEvent
 from optpass.backend.audit.functions import FunctionCollector
 from optpass.backend.audit.places import Places
 from optpass.backend.audit.recompiles import RecompileCollector
@@ -30,7 +32,8 @@ class Recording:
 
     Args:
         user_roots: folders whose lines are the user's; None: see `places.Places`.
-        time_calls: time calls of compiled functions (well under a microsecond each).
+        time_calls: time calls of compiled functions, and have torch's profiler watch one call of each where graphs
+            break, for the share of operations that graphs hold.
         backend: record only what is compiled with the backend of this name; None: everything.
     """
 
@@ -42,7 +45,7 @@ class Recording:
         self._lock = threading.RLock()
         self._active = 0
         self._breaks = BreakCollector(Places(user_roots))
-        self._functions = FunctionCollector()
+        self._functions = FunctionCollector(observe=time_calls)
         self._recompiles = RecompileCollector()
         self._silent = SilentCollector()
 
@@ -82,14 +85,20 @@ class Recording:
         self._breaks.on_frame(event)
         self._functions.on_frame(event)
 
-    def on_call(self, event: CallEvent) -> None:
-        """A compiled function was called."""
-        self._functions.on_call(event)
+    def tally(self, code: types.CodeType) -> Tally:
+        """A compiled function is called: where its calls are counted."""
+        return self._functions.tally(code)
 
     # ---- result -----------------------------------------------------------------------------------------------
 
-    def result(self, target: str = "") -> Audit:
-        """Everything seen so far, ranked by cost; may be called at any time, from any thread."""
+    def result(self, target: str = "", *, costs: bool = False) -> Audit:
+        """Everything seen so far, ranked by cost; may be called at any time, from any thread.
+
+        Args:
+            costs: predict what fusion each break loses too; some tenths of a second per break, once.
+        """
+        if costs:
+            self._breaks.price()
         process = process_record()
         breaks = self._breaks.records(process.rank)
         functions = self._functions.records()

@@ -48,24 +48,24 @@ class SilentCollector:
         """Stop to watch; what was seen stays."""
         if not self._active:
             return
-        self._active = False
-        with self._lock:
-            idle = OUTSIDE.never_called(self)
-        for verdict in idle:
+        for verdict in self._idle():
             self.on_eager(EagerEvent(verdict, countable=False))
+        self._active = False
         OUTSIDE.leave(self)
         FRAMES.leave(self)
 
     def records(self) -> list[SilentEager]:
         """What was seen so far, in order; may be called at any time."""
+        idle = self._idle() if self._active else []
         with self._lock:
-            found = {key: _record(entry) for key, entry in self._entries.items()}
-            known = {key[1:] for key in found}
-            if self._active:
-                for verdict in OUTSIDE.never_called(self):
-                    if verdict.place not in known:
-                        found[(verdict.kind, *verdict.place)] = _record(_Entry(verdict, None))
-            return list(found.values())
+            return [_record(entry) for entry in (*self._entries.values(), *(_Entry(v, None) for v in idle))]
+
+    def _idle(self) -> list[Verdict]:
+        """Functions that were compiled and never called, and of which nothing else is known."""
+        found = OUTSIDE.never_called(self)
+        with self._lock:
+            known = {key[1:] for key in self._entries}
+        return [verdict for verdict in found if verdict.place not in known]
 
     def on_eager(self, event: EagerEvent) -> None:
         """A call ran eager."""

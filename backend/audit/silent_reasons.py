@@ -9,6 +9,7 @@ import types
 from dataclasses import dataclass
 from typing import Any
 
+from optpass.backend.audit.explain import explain, is_limit
 from optpass.backend.audit.locations import Function, code_of, code_place, is_standard, is_torch
 from optpass.backend.audit.values import shorten
 from optpass.backend.compat import audit_frames as frames
@@ -48,13 +49,10 @@ class Attempt:
 
     def look(self) -> None:
         """Note what is only known while the frame is at hand."""
-        from optpass.backend.audit.recompiles import explain, is_limit
-
         if self.error is None or self.call is None or not is_limit(self.error):
             return
-        why = explain(self.call, {})
-        if why is not None and why.finding.source:
-            found = why.finding
+        found = explain(self.call, {}, None).finding
+        if found.source:
             self.change = f"{found.source} (was {found.before}, now {found.after}; cause: {found.cause})"
 
     def forget(self) -> None:
@@ -107,8 +105,6 @@ def is_entry() -> bool:
 
 
 def _of_error(place: Function, attempt: Attempt) -> Verdict | None:
-    from optpass.backend.audit.recompiles import is_limit
-
     error = attempt.error
     assert error is not None
     if is_limit(error):

@@ -152,6 +152,8 @@ class _Writer:
                 return key
             case ast.Attribute(value=owner, attr=attribute), ast.Constant(value=str(key)) if attribute in _HELD:
                 return self.write(owner) + _member(key)
+            case ast.Attribute(value=owner, attr="_data"), ast.Constant(value=bytes(key)):  # os.environ
+                return f"{self.write(owner)}[{key.decode(errors='replace')!r}]"
             case ast.Attribute(value=owner, attr="__dict__"), ast.Constant(value=str(key)):
                 return f"{self.write(owner)}.{key}"
             case ast.Call(func=ast.Name(id="dict"), args=[ast.Attribute(value=owner, attr="__dict__")]), ast.Constant(
@@ -175,9 +177,9 @@ class _Writer:
     def attribute(self, inner: ast.AST, attribute: str) -> str:
         if attribute in ("cell_contents", "__dict__", "__code__", "__func__"):
             return self.write(inner)
-        if attribute == "_orig_mod":
+        if attribute == "_orig_mod" or attribute in _HELD:
             return self.write(inner)
-        if attribute in ("__class__",):
+        if attribute == "__class__":
             return f"type({self.write(inner)})"
         return f"{self.write(inner)}.{attribute}"
 

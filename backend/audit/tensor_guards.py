@@ -17,6 +17,7 @@ _EXPECTED = re.compile(
     r"requires_grad=(?P<requires_grad>True|False), size=\[(?P<size>[^\]]*)\], stride=\[(?P<stride>[^\]]*)\]\)$"
 )
 _STATE = re.compile(r"against (\{.*\})\s*$", re.DOTALL)
+_LAYOUTS = (("SparseCsr", "torch.sparse"), ("Sparse", "torch.sparse_coo"), ("Mkldnn", "torch._mkldnn"))
 #: c10's codes of dtypes, and the order of its autocast state.
 _DTYPES = {5: "torch.float16", 6: "torch.float32", 7: "torch.float64", 15: "torch.bfloat16"}
 _DEVICES = ("cpu", "cuda", "mtia", "maia", "xpu", "ipu", "hpu", "xla", "privateuseone", "mps")
@@ -64,8 +65,20 @@ def _kind(expected: re.Match[str], value: torch.Tensor) -> list[Difference]:
         found.append(Difference("dtype", expected["dtype"], str(value.dtype)))
     if expected["requires_grad"] != str(value.requires_grad):
         found.append(Difference("requires_grad", expected["requires_grad"], str(value.requires_grad)))
-    if not found and ("ADInplaceOrView" in keys) == value.is_inference():
+    return found or _traits(keys, value)
+
+
+def _traits(keys: set[str], value: torch.Tensor) -> list[Difference]:
+    """What dispatch keys alone tell."""
+    found: list[Difference] = []
+    if ("ADInplaceOrView" in keys) == value.is_inference():
         found.append(Difference("inference", str(not value.is_inference()), str(value.is_inference())))
+    layout = next((name for start, name in _LAYOUTS if any(key.startswith(start) for key in keys)), "torch.strided")
+    if not str(value.layout).startswith(layout) or (layout == "torch.sparse" and value.layout is torch.sparse_coo):
+        found.append(Difference("layout", layout, str(value.layout)))
+    for name, key, now in (("is_conj()", "Conjugate", value.is_conj()), ("is_neg()", "Negative", value.is_neg())):
+        if (key in keys) != now:
+            found.append(Difference(name, str(key in keys), str(now)))
     return found
 
 

@@ -12,8 +12,8 @@ import time
 import types
 from typing import Any, Protocol
 
-from optpass.backend.audit import calls, capture
-from optpass.backend.audit.events import CallEvent, FrameEvent, GraphEvent, RawBreak
+from optpass.backend.audit import calls, capture, halves
+from optpass.backend.audit.events import FrameEvent, GraphEvent, RawBreak
 from optpass.backend.audit.fallback import TraceReader
 from optpass.backend.compat import audit as dynamo
 from optpass.backend.compat.hooks import Args, HookPoint, Kwargs, Watcher
@@ -24,7 +24,7 @@ class Listener(Protocol):
 
     def on_frame(self, event: FrameEvent) -> None: ...
 
-    def on_call(self, event: CallEvent) -> None: ...
+    def tally(self, code: types.CodeType) -> calls.Tally: ...
 
 
 class _Local(threading.local):
@@ -32,13 +32,11 @@ class _Local(threading.local):
 
     Attributes:
         frames: frames being compiled, the innermost last.
-        started: frames that this thread began to compile, ever.
         modules: module path by place, for the frame being compiled.
     """
 
     def __init__(self) -> None:
         self.frames: list[FrameEvent] = []
-        self.started = 0
         self.modules: dict[capture.Key, capture.Seen] = {}
 
 
@@ -55,7 +53,7 @@ class _Frames:
             code, dynamo.resumed_from(code) or code, dynamo.is_resume(code), dynamo.backend_name(args[0])
         )
         local.frames.append(event)
-        local.started += 1
+        self.watch.calls.local.started += 1
         local.modules = {}
         return event, time.perf_counter()
 
@@ -109,14 +107,17 @@ class _Graphs:
         self.watch = watch
 
     def before(self, args: Args, kwargs: Kwargs) -> Any:
-        gm = kwargs.get("gm", args[1] if len(args) > 1 else None)
-        return *capture.size_of(gm), time.perf_counter()
+        gm: Any = kwargs.get("gm", args[1] if len(args) > 1 else None)
+        frames = self.watch.local.frames
+        beside = bool(frames) and (frames[-1].resumed or bool(frames[-1].breaks))
+        half = halves.half_of(args[0], gm) if beside and self.watch.in_detail else None
+        return *capture.size_of(gm), half, time.perf_counter()
 
     def after(self, token: Any, args: Args, result: Any, error: BaseException | None) -> None:
-        ops, output_bytes, start = token
+        ops, output_bytes, half, start = token
         frames = self.watch.local.frames
         if error is None and frames:
-            frames[-1].graphs.append(GraphEvent(ops, output_bytes, time.perf_counter() - start))
+            frames[-1].graphs.append(GraphEvent(ops, output_bytes, time.perf_counter() - start, half))
 
 
 class Watch:
@@ -133,7 +134,7 @@ class Watch:
         self._lock = threading.RLock()
         self._listeners: tuple[Listener, ...] = ()
         self._timed: tuple[Listener, ...] = ()
-        self._calls = calls.CallWatcher(self)
+        self.calls = calls.CallWatcher()
         self._hooks: tuple[tuple[HookPoint, Watcher], ...] = (
             (dynamo.CONVERT_FRAME, _Frames(self)),
             (dynamo.LOG_GRAPH_BREAK, _Breaks(self)),
@@ -148,6 +149,11 @@ class Watch:
         """Whether breaks are read from the trace log, for want of a hook."""
         return dynamo.LOG_GRAPH_BREAK.observes in self.problems
 
+    @property
+    def in_detail(self) -> bool:
+        """Whether somebody wants what costs more than a look: calls timed, graphs beside breaks kept."""
+        return bool(self._timed)
+
     def listen(self, listener: Listener, *, time_calls: bool) -> None:
         """Give events to `listener` from now on; calls are timed only where it asks for that."""
         with self._lock:
@@ -155,9 +161,10 @@ class Watch:
                 self._install()
             self._listeners = (*self._listeners, listener)
             if time_calls:
-                if not self._timed:
-                    self._add(dynamo.ENTER_COMPILED, self._calls)
+                if not self._timed and (problem := dynamo.ENTER_COMPILED.add_quick(self.calls.quick)) is not None:
+                    self._lose(dynamo.ENTER_COMPILED, problem)
                 self._timed = (*self._timed, listener)
+                self.calls.tell(self._timed)
 
     def leave(self, listener: Listener) -> None:
         """Give it no more events; hooks go when nobody listens."""
@@ -166,7 +173,8 @@ class Watch:
             self._listeners = tuple(known for known in self._listeners if known is not listener)
             self._timed = tuple(known for known in self._timed if known is not listener)
             if timed and not self._timed:
-                dynamo.ENTER_COMPILED.remove(self._calls)
+                dynamo.ENTER_COMPILED.remove_quick(self.calls.quick)
+            self.calls.tell(self._timed)
             if not self._listeners:
                 for point, watcher in self._hooks:
                     point.remove(watcher)
@@ -175,14 +183,13 @@ class Watch:
     def _install(self) -> None:
         self.problems = {}
         for point, watcher in self._hooks:
-            self._add(point, watcher)
+            if (problem := point.add(watcher)) is not None:
+                self._lose(point, problem)
         if self.fallback:
             self._trace.start()
 
-    def _add(self, point: HookPoint, watcher: Watcher) -> None:
-        problem = point.add(watcher)
-        if problem is not None:
-            self.problems[point.observes] = f"{problem}: {point.loses}"
+    def _lose(self, point: HookPoint, problem: str) -> None:
+        self.problems[point.observes] = f"{problem}: {point.loses}"
 
     def file_break(self, raw: RawBreak) -> None:
         """A break of the frame that this thread compiles; told at once where frames cannot be watched."""
@@ -195,11 +202,6 @@ class Watch:
         """Give a frame's event to every listener."""
         for listener in self._listeners:
             listener.on_frame(event)
-
-    def tell_call(self, event: CallEvent) -> None:
-        """Give a call's event to those who asked for calls."""
-        for listener in self._timed:
-            listener.on_call(event)
 
     def after_fork(self) -> None:
         """In a forked child: nobody listens there yet, and locks may be held by threads not here."""

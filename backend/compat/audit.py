@@ -63,6 +63,7 @@ ENTER_COMPILED = HookPoint(
     (),
     "calls of compiled functions are not timed",
     "calls",
+    caller="compile_wrapper",
     before_only=True,  # it switches Dynamo on: what runs afterwards would be traced
 )
 
@@ -166,6 +167,24 @@ def above_dynamo() -> Iterator[types.FrameType]:
         frame = frame.f_back
 
 
+def source_name(node: Any) -> str:
+    """Dynamo's name of where a placeholder comes from, `L['x']`; '' where it does not say."""
+    source = getattr(node, "_dynamo_source", None) or getattr(node.meta.get("grapharg"), "source", None)
+    name = getattr(source, "name", "")
+    return str(name() if callable(name) else name)
+
+
+def carried_locals(output: Any) -> dict[str, str]:
+    """Local variables of the frame whose graph ends, and the graph's node that each holds, if it holds one."""
+    root = getattr(output, "root_tx", None)
+    found: dict[str, str] = {}
+    for name, variable in dict(getattr(root, "symbolic_locals", None) or {}).items():
+        node = getattr(getattr(variable, "__dict__", {}).get("proxy"), "node", None)
+        if node is not None:
+            found[str(name)] = str(node.name)
+    return found
+
+
 def size_hint(size: Any) -> int | None:
     """An int for a size, without a guard on a symbolic one."""
     if isinstance(size, int):
@@ -175,17 +194,24 @@ def size_hint(size: Any) -> int | None:
     return int(hint) if isinstance(hint, (int, float)) else None
 
 
-def skip_code(code: types.CodeType) -> None:
-    """Never trace this code."""
-    skip = getattr(torch._C._dynamo.eval_frame, "skip_code", None)
-    if skip is not None:
-        skip(code)
-
-
 def fast_marker(name: str) -> Any:
     """A context that the profiler shows under `name`, entered without running Python code."""
     make: Any = getattr(torch._C._profiler, "_RecordFunctionFast", None) or torch.autograd.profiler.record_function
     return make(name)
+
+
+def operation_profiler() -> Any:
+    """A context whose `function_events` tell of this thread's operations; None where it would be in somebody's way.
+
+    The profiler of old: the present one writes to standard error when it starts, and there is one per process.
+    """
+    if torch.autograd.profiler._is_profiler_enabled:
+        return None
+    try:
+        from torch.autograd import profiler_legacy
+    except ImportError:
+        return None
+    return profiler_legacy.profile(enabled=True)  # type: ignore[no-untyped-call, unused-ignore]
 
 
 class TraceHandler(logging.Handler):

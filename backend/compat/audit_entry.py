@@ -56,7 +56,7 @@ def disabled_by_environment() -> bool:
 
 
 def called_function(frame: types.FrameType) -> Any:
-    """What the user compiled, from the frame of the wrapper that `torch.compile` made for it; None for another frame."""
+    """What the user compiled, from the frame of `torch.compile`'s wrapper for it; None for another frame."""
     if frame.f_code.co_name != "compile_wrapper" or not frame.f_code.co_filename.endswith("eval_frame.py"):
         return None
     return frame.f_locals.get("fn")
@@ -85,7 +85,7 @@ class Lookups:
             _eval_frame.set_guard_complete_hook(current)
         self._installed = False
 
-    def _hook(self, hit: bool) -> bool:
-        if hit and self._installed:
+    def _hook(self, cache_hit: bool) -> bool:
+        if cache_hit and self._installed:
             self._found()
-        return bool(self._before(hit)) if self._before is not None else hit
+        return bool(self._before(cache_hit)) if self._before is not None else cache_hit

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from torch._C._dynamo import eval_frame as _eval_frame
-from torch._dynamo.types import FrameAction, FrameExecStrategy
+from torch._C._dynamo.eval_frame import _FrameAction as FrameAction
+from torch._C._dynamo.eval_frame import _FrameExecStrategy as FrameExecStrategy
 
 from optpass.backend.compat.hooks import Args, HookPoint, Kwargs
 
@@ -115,8 +116,7 @@ class FramePoint(HookPoint):
     """Dynamo's callback for a frame that matches no compiled code: it may be answered in Dynamo's place.
 
     `answer(frame, frame_state)` gives what the callback returned for this code before, or None to let Dynamo decide;
-    `decided(frame, frame_state, result, error)` sees, and may change, what Dynamo decided. Dynamo looks for the frame that
-    called into its own files: the patch counts as one of these.
+    `decided(frame, frame_state, result, error)` sees, and may change, what Dynamo decided.
     """
 
     listener: FrameListener | None = None
@@ -146,8 +146,7 @@ class FramePoint(HookPoint):
             self._guarded(listener.decided, frame, frame_state, result, None)
             return result
 
-        name = f"<optpass, within torch/_dynamo/convert_frame.py: {__name__}>"
-        optpass_hook.__code__ = optpass_hook.__code__.replace(co_filename=name)
+        optpass_hook.__code__ = optpass_hook.__code__.replace(co_filename=self.file_name)
         optpass_hook.__wrapped__ = original  # type: ignore[attr-defined]
         return optpass_hook
 

@@ -119,13 +119,14 @@ def guard_scope(entry: Any, local: dict[str, Any]) -> dict[str, Any]:
 
 def conditions(manager: Any) -> list[str]:
     """Texts of the conditions over several places (symbolic sizes) that a guard manager holds."""
-    leaves = getattr(manager.root, "get_epilogue_lambda_guards", list)()
+    leaves: list[Any] = getattr(manager.root, "get_epilogue_lambda_guards", list)()
     return [str(part) for leaf in leaves for part in leaf.verbose_code_parts()]
 
 
 def unaliased_sources(entry: Any) -> list[str]:
     """Tensors that the entry takes to be distinct objects."""
-    return list(getattr(entry.guard_manager, "no_tensor_aliasing_sources", None) or ())
+    known = getattr(entry.guard_manager, "no_tensor_aliasing_sources", None) or ()
+    return [source if isinstance(source, str) else str(source.name) for source in known]  # Source objects since 2.15
 
 
 def first_failure(entry: Any, local: dict[str, Any]) -> list[str]:
@@ -137,10 +138,7 @@ def first_failure(entry: Any, local: dict[str, Any]) -> list[str]:
 def function_mode_types(entry: Any) -> list[type] | None:
     """Torch function modes that were active when the entry was compiled; None where torch does not tell."""
     check = (entry.guard_manager.closure_vars or {}).get("___check_torch_function_mode_stack")
-    try:
-        known = inspect.getclosurevars(check).nonlocals.get("types")
-    except TypeError:
-        return None
+    known = inspect.getclosurevars(check).nonlocals.get("types") if inspect.isfunction(check) else None
     return list(known) if isinstance(known, list) else None
 
 
@@ -148,7 +146,7 @@ def active_function_modes() -> list[tuple[type, str]]:
     """Torch function modes that are active in this thread, the outermost first, each with what to say of it."""
     from torch.overrides import _get_current_function_mode_stack
 
-    stack = _get_current_function_mode_stack()
+    stack: list[Any] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call, unused-ignore]
     return [(type(m), str(getattr(m, "device", type(m).__qualname__))) for m in stack]
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+import sys
 import threading
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -18,6 +20,10 @@ log = logging.getLogger(__name__)
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
+
+
+#: `quick(argument, frame)`: the single argument, and the frame that calls. For what runs at every call of the user's.
+Quick = Callable[[Any, types.FrameType], None]
 
 
 class Watcher(Protocol):
@@ -40,6 +46,7 @@ class HookPoint:
         observes: what is known by it, in a word or two.
         adjust: changes the arguments that the original gets for the frame that the patch adds; None: it does not care.
         before_only: nothing of ours may run once the original has returned.
+        caller: the function that is watched calling it, where `before_only`; others call it too.
         failures: what watchers raised, by text; the user never sees it happen.
     """
 
@@ -50,8 +57,10 @@ class HookPoint:
     observes: str = ""
     adjust: Callable[[Kwargs], Kwargs] | None = None
     before_only: bool = False
+    caller: str = ""
     failures: dict[str, int] = field(default_factory=dict, repr=False)
     _watchers: tuple[Watcher, ...] = ()
+    _quick: tuple[Quick, ...] = ()
     _patch: Callable[..., Any] | None = None
     _original: Callable[..., Any] | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
@@ -60,6 +69,11 @@ class HookPoint:
     def name(self) -> str:
         """`module.Class.method`."""
         return f"{self.module}.{self.path}"
+
+    @property
+    def file_name(self) -> str:
+        """What the patch's code says to be its file, e.g. '<optpass>/torch/_dynamo/convert_frame.py'."""
+        return f"<optpass>/{self.module.replace('.', '/')}.py"
 
     def problem(self) -> str | None:
         """Why it cannot be watched in this torch; None when it can."""
@@ -89,20 +103,31 @@ class HookPoint:
             self._install()
             return None
 
+    def add_quick(self, quick: Quick) -> str | None:
+        """As `add`, for a point that is `before_only`; `remove_quick` ends it."""
+        with self._lock:
+            problem = self.problem()
+            if problem is None:
+                self._quick = (*self._quick, quick)
+                self._install()
+            return problem
+
+    def remove_quick(self, quick: Quick) -> None:
+        """As `remove`."""
+        with self._lock:
+            self._quick = tuple(known for known in self._quick if known != quick)
+            self._uninstall()
+
     def remove(self, watcher: Watcher) -> None:
         """Watch no longer; the original is put back when nobody watches, unless somebody patched over us."""
         with self._lock:
             self._watchers = tuple(w for w in self._watchers if w is not watcher)
-            if not self._watchers and self._patch is not None:
-                owner, attribute = self._owner()
-                if getattr(owner, attribute) is self._patch:
-                    setattr(owner, attribute, self._original)
-                    self._patch = self._original = None
+            self._uninstall()
 
     def after_fork(self) -> None:
         """In a forked child: forget the watchers, and a lock that a thread not here may hold."""
         self._lock = threading.RLock()
-        self._watchers = ()
+        self._watchers, self._quick = (), ()
 
     def _owner(self) -> tuple[Any, str]:
         owner: Any = importlib.import_module(self.module)
@@ -117,6 +142,14 @@ class HookPoint:
         if self._patch is None or not _reaches(current, self._patch):
             self._original, self._patch = current, self._wrap(current)
             setattr(owner, attribute, self._patch)
+
+    def _uninstall(self) -> None:
+        if self._watchers or self._quick or self._patch is None:
+            return
+        owner, attribute = self._owner()
+        if getattr(owner, attribute) is self._patch:
+            setattr(owner, attribute, self._original)
+            self._patch = self._original = None
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         if self.before_only:
@@ -137,15 +170,25 @@ class HookPoint:
                 self._guarded(watcher.after, token, args, result, None)
             return result
 
+        # Dynamo looks for the frame that called into its own files: the patch counts as one of these.
+        optpass_hook.__code__ = optpass_hook.__code__.replace(co_filename=self.file_name)
         optpass_hook.__wrapped__ = original  # type: ignore[attr-defined]
         return optpass_hook
 
     def _wrap_before(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def optpass_hook(*args: Any) -> Any:
-            if self._patch is optpass_hook:
+        getframe, caller = sys._getframe, self.caller
+
+        def optpass_hook(argument: Any) -> Any:
+            frame = getframe(1)
+            if frame.f_code.co_name == caller and self._patch is optpass_hook:
+                for quick in self._quick:
+                    try:
+                        quick(argument, frame)
+                    except Exception as error:  # noqa: BLE001  # as `_guarded`, without its call: it runs at every call
+                        self._note(error)
                 for watcher in self._watchers:
-                    self._guarded(watcher.before, args, {})
-            return original(*args)
+                    self._guarded(watcher.before, (argument,), {})
+            return original(argument)
 
         optpass_hook.__wrapped__ = original  # type: ignore[attr-defined]
         return optpass_hook
@@ -153,11 +196,14 @@ class HookPoint:
     def _guarded(self, function: Callable[..., Any], *args: Any) -> Any:
         try:
             return function(*args)
-        except Exception as error:  # an audit that fails must not fail the user's compile; it is noted
-            text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            self.failures[text] = self.failures.get(text, 0) + 1
-            log.debug("a watcher of %s failed", self.name, exc_info=True)
+        except Exception as error:  # noqa: BLE001  # an audit that fails must not fail the user's compile; it is noted
+            self._note(error)
             return None
+
+    def _note(self, error: Exception) -> None:
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        self.failures[text] = self.failures.get(text, 0) + 1
+        log.debug("a watcher of %s failed", self.name, exc_info=error)
 
 
 def _in_order(wanted: list[str], names: list[str]) -> bool:

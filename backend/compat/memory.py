@@ -16,6 +16,8 @@ from torch import fx
 
 from optpass.backend.compat.attention_matcher import shielded
 from optpass.backend.compat.inductor import inductor_config
+from optpass.backend.compat.memory_reuse import Work, key_of
+from optpass.backend.compat.memory_reuse import reusing as reusing
 
 #: Whether autograd hands gradients to a compiled backward so that it can release them (torch 2.13 and later).
 TANGENTS_ARE_BOXED = hasattr(torch.autograd.Function, "boxed_grads_call")
@@ -28,10 +30,12 @@ class Lowered:
     Attributes:
         source: the Python module whose `call(args)` runs the graph.
         constants: what that module finds in its namespace: tensors and objects that the graph holds.
+        work: what `reusing` compiles the graph from; None where it is compiled already.
     """
 
     source: str
     constants: dict[str, Any] = field(default_factory=dict)
+    work: Work | None = field(default=None, repr=False, compare=False)
 
 
 class _Stop(BaseException):
@@ -49,7 +53,6 @@ def lower(
     is_backward: bool,
     user_outputs: Sequence[int] = (),
     donated: Sequence[int] = (),
-    static_inputs: Sequence[int] = (),
     config_patches: dict[str, Any] | None = None,
 ) -> Lowered:
     """Lower `gm` as Inductor would: its passes, its schedule, its generated wrapper; no kernel is compiled.
@@ -63,20 +66,24 @@ def lower(
         is_backward: which of both it is.
         user_outputs: indices of the outputs that the user sees, whose strides Inductor keeps.
         donated: indices of the inputs whose buffers a backward may write to (`donated_inputs`).
-        static_inputs: indices of inputs at fixed addresses.
         config_patches: Inductor settings for this compile.
     """
+    from torch._dynamo.repro import after_aot
     from torch._inductor import graph as module
-    from torch._inductor.compile_fx import fx_codegen_and_compile, get_input_idxs_to_check
+    from torch._inductor.compile_fx import fx_codegen_and_compile, get_input_idxs_to_check, get_static_input_idxs
     from torch._inductor.debug import DebugContext
     from torch._inductor.graph import GraphLowering
-    from torch._inductor.utils import BoxedBool
+    from torch._inductor.utils import BoxedBool, count_tangents
+    from torch._inductor.virtualized import V
     from torch.utils._python_dispatch import _disable_current_modes
+
+    static_inputs = list(range(count_tangents(gm))) if is_backward else get_static_input_idxs(0)
+    checked = get_input_idxs_to_check(list(example_inputs), static_inputs)
 
     def stop(self: Any) -> Any:
         code, _ = self.codegen()
         constants = {**self.constants, **self.torchbind_constants, **getattr(self, "opaque_value_type_classes", {})}
-        raise _Stop(Lowered(code.value, constants))
+        raise _Stop(Lowered(code.value, constants, Work(key, self, gm, V.fake_mode, code)))
 
     _output(gm).meta["user_visible_output_idxs"] = list(user_outputs)
     patches = {**(config_patches or {}), "cpp_wrapper": False, "fx_wrapper": False}
@@ -88,12 +95,16 @@ def lower(
         DebugContext(),
         mock.patch.object(GraphLowering, "compile_to_module", stop),
         mock.patch.object(module, "get_donated_idxs", lambda: list(donated)),
+        mock.patch.object(after_aot, "save_graph_repro", lambda *args, **kwargs: None),  # text that nobody reads
+        mock.patch.object(gm, "print_readable", lambda *args, **kwargs: "", create=True),
+        _thawed(gm),
     ):
+        key = key_of(gm, example_inputs, is_backward, checked, donated)
         try:
             fx_codegen_and_compile(
                 gm,
                 example_inputs,
-                inputs_to_check=get_input_idxs_to_check(list(example_inputs), static_inputs),
+                inputs_to_check=checked,
                 static_input_idxs=static_inputs,
                 cudagraphs=BoxedBool(False),
                 is_backward=is_backward,
@@ -107,6 +118,17 @@ def lower(
         except _Stop as stopped:
             return stopped.lowered
     raise RuntimeError("Inductor compiled a graph without generating a wrapper for it")
+
+
+@contextlib.contextmanager
+def _thawed(gm: fx.GraphModule) -> Iterator[None]:
+    """Lowering freezes the symbols' run-time assertions; the compile that is under way still adds to them."""
+    frozen = getattr(gm.shape_env, "runtime_asserts_frozen", None)
+    try:
+        yield
+    finally:
+        if frozen is not None:
+            gm.shape_env.runtime_asserts_frozen = frozen
 
 
 def donated_inputs(forward: fx.GraphModule, backward: fx.GraphModule, user_outputs: int) -> list[int]:

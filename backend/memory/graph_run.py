@@ -12,7 +12,6 @@ from torch import fx
 
 from optpass.backend import compat
 from optpass.backend.memory.storages import Storages
-from optpass.passes.memory.workspace import op_workspace
 
 
 class GraphRun:
@@ -49,8 +48,7 @@ class GraphRun:
         kwargs = fx.node.map_arg(node.kwargs, environment.__getitem__)
         target: Any = node.target
         out = target(*args, **kwargs)
-        storages.add_all(out)
-        storages.mark(node.name, op_workspace(target, args, kwargs, out))
+        storages.ran(node.name, target, args, kwargs, out)
         environment[node] = out
 
     def _attribute(self, target: str, storages: Storages) -> Any:

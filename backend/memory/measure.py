@@ -7,8 +7,10 @@ What is predicted lives in `replay`.
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,14 +59,19 @@ class StepPeak:
         return self.held + self.above
 
 
-def measure_peak(fn: Callable[[], Any], device: torch.device | str = "cpu") -> Peak:
+def measure_peak(fn: Callable[[], Any], device: torch.device | str = "cpu", *, collect: bool = True) -> Peak:
     """Call `fn` once and measure what it allocates on `device` (CPU or CUDA).
 
     What `fn` returns is released after the measurement, so that it counts as left. Compile and warm up before: what a
-    compiler allocates counts like everything else.
+    compiler allocates counts like everything else. `collect` runs the cycle collector first, because what a cycle of
+    an earlier run holds would otherwise be released in the middle of this one.
+
+    Raises:
+        RuntimeError: on CPU, where a profiler is running already.
     """
     device = torch.device(device)
-    gc.collect()  # what a cycle of an earlier run holds would be released in the middle of this one
+    if collect:
+        gc.collect()
     return _measure_cuda(fn, device) if device.type == "cuda" else _measure_cpu(fn)
 
 
@@ -80,8 +87,15 @@ def _measure_cuda(fn: Callable[[], Any], device: torch.device) -> Peak:
 
 
 def _measure_cpu(fn: Callable[[], Any]) -> Peak:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    profile = torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=False
+    )
+    with _quiet_kineto():
+        profile.start()
+    try:
         result = fn()
+    finally:
+        profile.stop()
     events = profile.profiler.kineto_results.events()  # type: ignore[union-attr, unused-ignore]
     # Releases by other threads may be reported out of order: time is the truth.
     changes = sorted((e.start_ns(), i, e.nbytes()) for i, e in enumerate(events) if e.name() == "[memory]")
@@ -93,6 +107,19 @@ def _measure_cpu(fn: Callable[[], Any]) -> Peak:
         peak = max(peak, live)
         timeline.append(live)
     return Peak(peak, live, tuple(timeline))
+
+
+@contextlib.contextmanager
+def _quiet_kineto() -> Iterator[None]:
+    """Kineto reads its level when it is first used, and at any other writes a line for each start and stop."""
+    name = "KINETO_LOG_LEVEL"
+    given = os.environ.get(name)
+    os.environ[name] = given or "99"
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[name]
 
 
 def step_peak(

@@ -53,6 +53,8 @@ class StepReplay:
         gradient_bytes: bytes when the backward has returned: the gradients, and outputs that are held.
         peak_label: what ran at the peak.
         timeline: bytes after each operation of the step.
+        lowered: what Inductor generated for forward and backward; `compat.memory.reusing` compiles it. Large: drop it
+            when both are compiled.
     """
 
     forward_peak: int
@@ -62,6 +64,7 @@ class StepReplay:
     peak_label: str
     saved_bytes: Mapping[str, int] = field(repr=False)
     timeline: tuple[Moment, ...] = field(repr=False)
+    lowered: tuple[inductor.Lowered, ...] = field(default=(), repr=False)
 
     @property
     def peak_bytes(self) -> int:
@@ -143,6 +146,7 @@ class _Step:
     patches: dict[str, Any] | None
     mode: compat.FakeTensorMode
     storages: Storages
+    lowered: list[inductor.Lowered] = field(default_factory=list)
 
     def run(self, tail: Tail) -> StepReplay:
         storages = self.storages
@@ -180,20 +184,20 @@ class _Step:
             peak_label=max(storages.timeline, key=lambda moment: moment.live_bytes).label,
             saved_bytes=sizes,
             timeline=tuple(storages.timeline),
+            lowered=tuple(self.lowered),
         )
 
     def _forward(self) -> GraphRun | Wrapper:
         if self.executor == "graph":
             return GraphRun(self.forward, self.mode)
         users = range(self.mutated_inputs, self.n_outputs)
-        names = list(_outputs(self.forward))
-        return Wrapper(
-            inductor.lower(
-                _copy(self.forward), values_of_inputs(self.forward), is_backward=False, config_patches=self.patches,
-                user_outputs=[i for i in users if isinstance(names[i], fx.Node)],
-            ),
-            self.mode,
+        outputs = _outputs(self.forward)
+        lowered = inductor.lower(
+            _copy(self.forward), values_of_inputs(self.forward), is_backward=False, config_patches=self.patches,
+            user_outputs=[i for i in users if isinstance(outputs[i], fx.Node)],
         )  # fmt: skip
+        self.lowered.append(lowered)
+        return Wrapper(lowered, self.mode)
 
     def _backward(self, saved: Mapping[str, Any]) -> GraphRun | Wrapper:
         if self.executor == "graph":
@@ -201,14 +205,13 @@ class _Step:
         placeholders = self.backward.graph.find_nodes(op="placeholder")
         values = [_restrided(node.meta["val"], saved.get(node.name)) for node in placeholders]
         outputs = [i for i, node in enumerate(_outputs(self.backward)) if isinstance(node, fx.Node)]
-        return Wrapper(
-            inductor.lower(
-                _copy(self.backward), values, is_backward=True, config_patches=self.patches,
-                donated=inductor.donated_inputs(self.forward, self.backward, self.n_outputs),
-                user_outputs=outputs if inductor.keeps_gradient_strides() else (),
-            ),
-            self.mode,
+        lowered = inductor.lower(
+            _copy(self.backward), values, is_backward=True, config_patches=self.patches,
+            donated=inductor.donated_inputs(self.forward, self.backward, self.n_outputs),
+            user_outputs=outputs if inductor.keeps_gradient_strides() else (),
         )  # fmt: skip
+        self.lowered.append(lowered)
+        return Wrapper(lowered, self.mode)
 
     def _backward_inputs(self, saved: Mapping[str, Any]) -> list[Any]:
         """The arguments of the backward. A tangent or a seed is new, and counts from `tail.before_backward` on."""

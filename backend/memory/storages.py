@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 
+from optpass.backend.memory.probe import library_workspace
+from optpass.passes.memory.workspace import op_workspace, retained_bytes
+
 #: The CUDA caching allocator counts blocks in multiples of this (`kMinBlockSize`, c10/cuda/CUDACachingAllocator.cpp).
 CUDA_BLOCK = 512
 
@@ -49,6 +52,21 @@ class Storages:
         storage = tensor.untyped_storage()
         if storage._cdata not in self._known:
             self._watch(storage, allocated_bytes(storage.nbytes(), tensor.device))
+
+    def grow(self, tensor: torch.Tensor, extra: int) -> None:
+        """The storage of `tensor` holds `extra` bytes more than its fake form says."""
+        key = tensor.untyped_storage()._cdata
+        if extra and self._sizes.get(key):
+            self._sizes[key] += extra
+            self.live += extra
+
+    def ran(self, label: str, target: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        """An operator has run: its new outputs are allocated, and `label` notes what it took inside itself."""
+        self.add_all(out)
+        extra = retained_bytes(target, args, kwargs, out)
+        if extra and isinstance(out, torch.Tensor):
+            self.grow(out, extra)
+        self.mark(label, op_workspace(target, args, kwargs, out, library_workspace))
 
     def add_all(self, values: Any) -> None:
         """`add` for each tensor in a nest of lists and tuples."""

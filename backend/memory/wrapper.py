@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from optpass.backend import compat
 from optpass.backend.compat import memory as inductor
 from optpass.backend.memory.storages import Storages
-from optpass.passes.memory.workspace import op_workspace
 
 
 class Wrapper:
@@ -60,8 +59,7 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ign
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self._storages.add_all(out)
-        self._storages.mark(str(func), op_workspace(func, args, kwargs or {}, out))
+        self._storages.ran(str(func), func, args, kwargs or {}, out)
         return out
 
 

@@ -100,7 +100,7 @@ class Program:
         code = loader.get_code(name) if hasattr(loader, "get_code") else None
         if spec is None or code is None:
             what = "is a package without __main__" if name != self.command else "no such module"
-            raise ImportError(f"-m {self.command}: {what}", name=name)
+            raise ImportError(what, name=name)
         sys.argv[0] = spec.origin or name
         main.__dict__.update(
             __file__=spec.origin, __loader__=loader, __spec__=spec, __package__=spec.parent, __cached__=spec.cached
@@ -183,7 +183,7 @@ def run(program: Program, outcome: Outcome) -> None:
         code = program.prepare()
     except ImportError as error:
         if program.module and (error.name or "").partition(".")[0] == program.command.partition(".")[0]:
-            outcome.write(ended="not found", detail=str(error))
+            outcome.write(ended="not found", detail=f"-m {program.command}: {error}")
             raise SystemExit(NOT_FOUND) from None
         _report(error, outcome)
     except Exception as error:  # noqa: BLE001  # a module's own package may raise anything; it is told and exits with 1

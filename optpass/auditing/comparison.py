@@ -31,7 +31,7 @@ class Same:
 
 
 def load(path: Path) -> list[dict[str, Any]] | None:
-    """The calls that a trial kept; None if it kept none, or its file is missing."""
+    """The calls that a trial kept; None if it could not keep any, or its file is missing."""
     if not path.is_file():
         return None
     import torch

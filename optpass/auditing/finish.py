@@ -18,6 +18,9 @@ def finish(audit: Audit, root: Path, *, fixes: bool = True) -> Audit:
     annotate(audit, root)
     if fixes:
         from optpass.auditing.fixes.attach import attach_diffs
+        from optpass.auditing.fixes.knowledge import advise
 
+        for brk in audit.breaks:
+            brk.fix.text = brk.fix.text or advise(brk.gb_type, brk.gb_id, brk.context, brk.reason, brk.hints)
         attach_diffs(audit)
     return audit

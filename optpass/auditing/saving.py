@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import time
+import types
 from pathlib import Path
 
 from optpass.auditing.session import AuditSession
-from optpass.backend.audit.events import CallEvent, FrameEvent
+from optpass.backend.audit.calls import Tally
+from optpass.backend.audit.events import FrameEvent
 from optpass.backend.audit.watch import WATCH
 from optpass.errors import OptPassError
 from optpass.reporting.audit import files
@@ -71,8 +73,9 @@ class Saver:
         if not (self._affordable() and self._try()):
             self._changed.set()
 
-    def on_call(self, event: CallEvent) -> None:
-        """Calls are saved with the rest."""
+    def tally(self, code: types.CodeType) -> Tally:
+        """Calls are not asked for: the recording counts them."""
+        return Tally()
 
     def _run(self) -> None:
         while not self._ended.is_set():

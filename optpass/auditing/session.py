@@ -102,16 +102,20 @@ class AuditSession:
         """
         if self._result is not None:
             return self._result
-        made = finish(self.snapshot(), self.root)
+        made = finish(self.snapshot(costs=True), self.root)
         if not self._running:
             self._result = made
         return made
 
-    def snapshot(self) -> Audit:
-        """What was seen so far, without the fixes, which take longer to work out."""
+    def snapshot(self, *, costs: bool = False) -> Audit:
+        """What was seen so far, without the fixes, which take longer to work out.
+
+        Args:
+            costs: with the fusion that breaks lose, which takes longer too.
+        """
         if self._recording is None:
             raise AuditError("this audit has not been started; use it as 'with optpass.audit() as a:'")
-        made = self._recording.result(self.target)
+        made = self._recording.result(self.target, costs=costs)
         made.partial = self._partial
         return finish(made, self.root, fixes=False)
 

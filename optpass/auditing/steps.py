@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from optpass.backend.audit.events import CallEvent, FrameEvent
+from optpass.backend.audit.calls import Tally
+from optpass.backend.audit.events import FrameEvent
 from optpass.backend.audit.watch import WATCH
 
 #: Calls per step after which an optimizer that never steps is no longer waited for.
@@ -79,18 +80,21 @@ class StepCounter:
         if event.code is not None and event.code.co_filename.startswith(_OPTIMIZERS):
             self._optimizer_compiled = True
 
-    def on_call(self, event: CallEvent) -> None:
-        """A compiled function returned."""
-        self._first = self._first or event.code
-        if event.code is not self._first:
-            return
+    def tally(self, code: types.CodeType) -> Tally:
+        """A compiled function is called for the first time: steps are counted by the first of them."""
+        if self._first is None:
+            self._first = code
+        return _Counted(self._called) if code is self._first else Tally()
+
+    def _called(self) -> None:
+        """The first function returned from a call."""
         self._calls += 1
-        if self._calls < self._steps or self._optimizer_steps:
+        if self._calls < self._steps or self._optimizer_steps or self._first is None:
             return
         if self._calls == self._steps:
             self._by_optimizer = not self._optimizer_compiled and _has_optimizer()
         if not self._by_optimizer or self._calls >= self._steps * _PATIENCE:
-            self._end(f"{self._calls} calls of {event.code.co_qualname}")
+            self._end(f"{self._calls} calls of {self._first.co_qualname}")
 
     def _end(self, told: str) -> None:
         """Raise StepsReached, here and in the main thread.
@@ -106,6 +110,28 @@ class StepCounter:
         if threading.current_thread() is not main:
             _raise_in(main.ident)
         raise StepsReached
+
+
+class _Counted(Tally):
+    """A tally that tells of every call: its `calls` is set as a call's last act, with Dynamo switched off."""
+
+    __slots__ = ("_called", "_number")
+
+    def __init__(self, called: Callable[[], None]) -> None:
+        self._called: Callable[[], None] | None = None
+        super().__init__()
+        self._called = called
+
+    @property
+    def calls(self) -> int:
+        """Calls so far."""
+        return self._number
+
+    @calls.setter
+    def calls(self, number: int) -> None:
+        self._number = number
+        if self._called is not None:
+            self._called()
 
 
 def _has_optimizer() -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -183,10 +183,9 @@ class Verification:
         texts = self._texts(fixes)
         same = self._same(after)
         for fix in fixes:
-            remains = self._remains(fix, texts[fix.file], after)
-            gone = remains or "the break is gone"
-            fix.brk.fix.verified = None if same.equal is None and not remains else not remains and bool(same.equal)
-            fix.brk.fix.outcome = f"tried on a copy: {gone}; {same.told}"
+            gone, told = self._gone(fix, texts[fix.file], after)
+            fix.brk.fix.verified = None if same.equal is None and gone else gone and bool(same.equal)
+            fix.brk.fix.outcome = f"tried on a copy: {told}; {same.told}"
         return all(fix.brk.fix.verified for fix in fixes)
 
     def _same(self, after: _Run) -> Same:
@@ -206,33 +205,35 @@ class Verification:
             return Same(same.equal, f"{same.told}; standard output differs")
         return same
 
-    def _remains(self, fix: _Fix, text: str, after: _Run) -> str:
-        """What is left of the break, or came in its place; '' where nothing is."""
+    def _gone(self, fix: _Fix, text: str, after: _Run) -> tuple[bool, str]:
+        """Whether the break is gone and nothing came in its place, and that in words.
+
+        Where Dynamo gave up on the function at this break it never saw what stands behind it: another break further
+        on, in lines that the fix left alone, then is no fault of the fix.
+        """
         place = patch.line_map(self.files[fix.file].text, text)
         file, line = place_of(fix.brk)
         here = set(place(line))
-        known = {
-            (number, old.gb_type)
-            for old in self._before.breaks
-            if place_of(old)[0] == file
-            for number in place(place_of(old)[1])
-        }
-        functions = {old.function for old in self._before.breaks if place_of(old) == (file, line)}
+        old = [brk for brk in self._before.breaks if place_of(brk)[0] == file]
+        known = {(number, brk.gb_type) for brk in old for number in place(place_of(brk)[1])}
+        functions = {brk.function for brk in old if place_of(brk)[1] == line}
+        behind = ""
         for brk in after.breaks:
+            number = place_of(brk)[1]
             if place_of(brk)[0] != file:
                 continue
-            number = place_of(brk)[1]
             if number in here and brk.gb_type == fix.brk.gb_type:
-                return "the break is still there"
-            at_fix = number in here or any(brk.function.startswith(f"{name}.<locals>.if_") for name in functions)
-            if at_fix or (brk.function in functions and (number, brk.gb_type) not in known):
-                where = self._was(number, place, file)
-                return f"this break is gone, but there is another{where}: {brk.gb_type}"
-        return ""
+                return False, "the break is still there"
+            made = number in here or any(brk.function.startswith(f"{name}.<locals>.if_") for name in functions)
+            if made or (brk.function in functions and (number, brk.gb_type) not in known):
+                told = f"there is another{self._was(number, place, file)}: {brk.gb_type}"
+                if made or fix.brk.effect not in ("frame eager", "rest eager"):
+                    return False, f"this break is gone, but {told}"
+                behind = behind or f"; behind it {told}"
+        return True, f"the break is gone{behind}"
 
-    def _was(self, number: int, place: object, file: str) -> str:
+    def _was(self, number: int, place: Callable[[int], range], file: str) -> str:
         lines = self.files[file].text.count("\n") + 1
-        assert callable(place)
         old = [line for line in range(1, lines + 1) if number in place(line)]
         return f" at line {old[0]}" if old else ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,7 +77,7 @@ def plan(
 
 def _of_target(
     target: str,
-    given: dict[str, object],
+    given: Mapping[str, object],
     *,
     size: str | None,
     sets: dict[str, str],
@@ -91,7 +92,7 @@ def _of_target(
     return run(target, size=size, sets=sets, dtype=dtype, options=resolve(cli=option), progress=told, **flags)
 
 
-def _of_file(path: Path, flags: dict[str, object], option: dict[str, str], told: Progress | None) -> PlanReport:
+def _of_file(path: Path, flags: Mapping[str, object], option: dict[str, str], told: Progress | None) -> PlanReport:
     from optpass.training.planned import plan_file
 
     return plan_file(path, flags={k: v for k, v in flags.items() if v is not None}, option_pairs=option, progress=told)

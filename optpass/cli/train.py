@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from optpass.training.loop import StepEvent
     from optpass.training.run import OnStep, Outcome, Prepared
 
+#: Exit code where a step needed more memory than its budget.
+OVER_BUDGET = 3
+#: Rows of each list of the plan that is printed before training.
+_PLAN_ROWS = 5
 #: Rows of the loss table that `--compare` prints; every step is in the report.
 _ROWS = 12
 
@@ -64,12 +68,18 @@ def train(
         for flag, path in (("--json", json), ("--html", html)):
             check_target(flag, path)
         prepared = prepare(job, compare=compare is not None)
+    settings = prepared.job.config  # with its micro-batch, where that was to be found
     if not calibrated(prepared):
         with calibrating() as told:
             calibrate(prepared, told)
     _announce(console, prepared)
+    if prepared.plan is not None:
+        from optpass.reporting.plan.terminal import render_plan
+
+        render_plan(prepared.plan, console, top=_PLAN_ROWS)
+        _say(console, "")
     try:
-        with _progress(console, job.config) as on_step:
+        with _progress(console, settings) as on_step:
             outcome = execute(prepared, on_step)
     except ReportError:
         raise
@@ -78,7 +88,9 @@ def train(
         typer.echo(f"{ended}; what the run reached is in {prepared.folder / 'report.json'}", err=True)
         raise
     _finish(console, prepared, outcome, json, html)
-    if outcome.holds(job.config.compare_tolerance) is False:
+    if outcome.memory is not None and not outcome.memory.fits:
+        raise typer.Exit(OVER_BUDGET)
+    if outcome.holds(settings.compare_tolerance) is False:
         raise typer.Exit(1)
 
 
@@ -190,5 +202,16 @@ def _result(prepared: Prepared, outcome: Outcome) -> Iterator[str]:
         yield (
             f"against eager: largest difference {worst[0]:.1e} at step {worst[1]}, "
             f"tolerance {config.compare_tolerance:g}: {verdict}"
+        )
+    memory = outcome.memory
+    if memory is not None:
+        from optpass.reporting.text import percent
+        from optpass.units import format_bytes
+
+        error = percent(abs(memory.predicted - memory.measured) / max(memory.measured, 1))
+        yield (
+            f"memory: {format_bytes(memory.predicted)} predicted, {format_bytes(memory.measured)} measured "
+            f"(off by {error}), budget {format_bytes(memory.budget)}, {percent(memory.measured / memory.budget)} used: "
+            + ("it fits" if memory.fits else "IT DOES NOT FIT")
         )
     yield "report: " + ", ".join(str(path) for path in outcome.paths)

@@ -31,10 +31,13 @@ def largest_batch(request: Request, budget: int) -> tuple[Solved, list[tuple[int
     def floor(batch: int) -> int:
         if batch not in found:
             found[batch] = solve(request, batch)
+            planner = found[batch].planner
+            floors[batch], lines[batch] = planner.floor, planner.graph_floor
             _keep_only(found, batch, budget)
-        return floors.setdefault(batch, found[batch].planner.floor)
+        return floors[batch]
 
     floors: dict[int, int] = {}
+    lines: dict[int, int] = {}  # without the optimizer's step, which does not grow with the batch
     if floor(1) > budget:
         raise no_plan(request, found[1], budget)
     if found[1].captured.batch is None:
@@ -49,22 +52,22 @@ def largest_batch(request: Request, budget: int) -> tuple[Solved, list[tuple[int
             low = guess
         else:
             high = guess
-        guess = _secant(floors, budget, low, high)
+        guess = _secant(lines, budget, low, high)
     return found[low], sorted(floors.items())
 
 
-def _secant(floors: dict[int, int], budget: int, low: int, high: int) -> int:
+def _secant(lines: dict[int, int], budget: int, low: int, high: int) -> int:
     """Where the line through the two nearest tries meets the budget, or half way once both ends are near."""
     if high <= _LARGEST:
         a, b = low, high
         if high - low <= 2:
             return low + 1
     else:
-        a, b = sorted(floors)[-2:] if len(floors) > 1 else (0, low)
-    slope = (floors[b] - floors.get(a, 0)) / (b - a)
+        a, b = sorted(lines)[-2:] if len(lines) > 1 else (0, low)
+    slope = (lines[b] - lines.get(a, 0)) / (b - a)
     if slope <= 0:
         return min(2 * low, _LARGEST)
-    return int(a + (budget - floors.get(a, 0)) / slope)
+    return int(a + (budget - lines.get(a, 0)) / slope)
 
 
 def _keep_only(found: dict[int, Solved], latest: int, budget: int) -> None:

@@ -131,6 +131,8 @@ class StepPlanner:
         self._tightest = self._at(0.0)
         self.unconstrained = self._total(self._loosest)
         self.floor = min(self._total(self._tightest), self.unconstrained)
+        #: The smallest peak of forward and backward alone.
+        self.graph_floor = max(self._peaks(self._tightest))
 
     # ---- choosing -----------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from optpass.errors import ConfigError, did_you_mean
 from optpass.options import Options, read_toml, resolve
-from optpass.units import parse_bytes
+from optpass.units import parse_budget, parse_bytes
 
 TABLES = ("training", "options")
 
@@ -61,14 +61,27 @@ class TrainingConfig(BaseModel):
     holdout: float = Field(
         default=0.05, gt=0, lt=1, description="Share of the tokens, at the end, kept for the validation loss."
     )
-    micro_batch: int = Field(default=8, ge=1, description="Sequences that pass through the model at once.")
+    micro_batch: int | Literal["auto"] = Field(
+        default=8,
+        description="Sequences that pass through the model at once, 1 or more, or 'auto' for the most that fit "
+        "`memory_budget`.",
+    )
     accumulation: int = Field(default=1, ge=1, description="Micro-batches whose gradients make one optimizer step.")
     sequence: int = Field(default=128, ge=1, description="Tokens per sequence; at most the model's context.")
-    precision: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="'bf16' runs the model under autocast; parameters stay fp32."
+    precision: Literal["fp32", "bf16", "bf16-true"] = Field(
+        default="fp32",
+        description="'bf16' runs the model under autocast, and parameters stay fp32; with 'bf16-true' parameters, "
+        "gradients and optimizer state are bf16 too.",
     )
-    optimizer: Literal["adamw", "sgd"] = Field(
-        default="adamw", description="AdamW with betas 0.9 and 0.99, or SGD with momentum 0.9."
+    optimizer: Literal["adamw", "adam", "sgd", "adafactor"] = Field(
+        default="adamw",
+        description="AdamW or Adam with betas 0.9 and 0.99, SGD with momentum 0.9, or Adafactor with torch's defaults.",
+    )
+    memory_budget: int | str | None = Field(
+        default=None,
+        description="Most memory that a step may take on its device, as the backend option of the same name: an int in "
+        "bytes, '20GiB', '500MB', or '80%' of a GPU. The run says what it predicts and measures, and ends with exit "
+        "code 3 if it needed more.",
     )
     learning_rate: float = Field(
         default=1e-3, gt=0, description="Peak: reached after `warmup`, then falls by a half cosine to a tenth."
@@ -114,6 +127,30 @@ class TrainingConfig(BaseModel):
             raise ValueError("at least 1 byte is needed")
         return value
 
+    @field_validator("micro_batch")
+    @classmethod
+    def _at_least_one(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError("it should be greater than or equal to 1, or 'auto'")
+        return value
+
+    @field_validator("memory_budget")
+    @classmethod
+    def _budget(cls, value: int | str | None) -> int | str | None:
+        if value is not None:
+            try:
+                parse_budget(value)
+            except ConfigError as error:
+                raise ValueError(str(error)) from None
+        return value
+
+    @property
+    def samples(self) -> int:
+        """`micro_batch` as a number; it must have been found where it is 'auto'."""
+        if isinstance(self.micro_batch, str):
+            raise ConfigError("micro_batch = 'auto' has not been turned into a number yet")
+        return self.micro_batch
+
     @property
     def limit_bytes(self) -> int:
         """`data_limit` in bytes."""
@@ -122,7 +159,7 @@ class TrainingConfig(BaseModel):
     @property
     def tokens_per_step(self) -> int:
         """Tokens that one optimizer step learns from."""
-        return self.micro_batch * self.accumulation * self.sequence
+        return self.samples * self.accumulation * self.sequence
 
     def to_json(self) -> dict[str, Any]:
         """The table as plain data, under the names that the file uses."""
@@ -157,7 +194,29 @@ def load(
             raise ConfigError(f"{path}: unknown table or key {key!r}; {did_you_mean(key, TABLES)}")
     if not isinstance(tables.get("training"), dict):
         raise ConfigError(f"{path}: there is no [training] table; add one, e.g. with name = {path.stem!r}")
-    return Job(path, _training(path, tables["training"], overrides or {}), _options(path, tables, option_pairs or {}))
+    config = _training(path, tables["training"], overrides or {})
+    return Job(path, config, _budgeted(path, config, _options(path, tables, option_pairs or {})))
+
+
+def _budgeted(path: Path, config: TrainingConfig, options: Options) -> Options:
+    """The options with the budget of `[training]`.
+
+    Raises:
+        ConfigError: `[options]` has another one, or the micro-batch is to be found without any.
+    """
+    if config.memory_budget is not None:
+        other = options.memory_budget
+        if other is not None and other != config.memory_budget and "memory_budget" in options.given:
+            raise ConfigError(
+                f"{path}: [training] memory_budget = {config.memory_budget!r}, and {options.where('memory_budget')} = "
+                f"{other!r}; give one"
+            )
+        options = options.override({"memory_budget": config.memory_budget}, f"{path}: [training]")
+    if config.micro_batch == "auto" and options.memory_budget is None:
+        raise ConfigError(
+            f"{path}: [training] micro_batch = 'auto' finds the most sequences that fit a budget; set memory_budget"
+        )
+    return options
 
 
 def _training(path: Path, table: Mapping[str, Any], overrides: Mapping[str, Any]) -> TrainingConfig:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,6 +25,30 @@ SETTLING_STEPS = 2
 _DROPOUT_STREAM = 1
 #: The learning rate at the last step, as a share of the peak.
 _LAST_RATE = 0.1
+
+
+#: Runs a step for somebody who measures it, and returns the step's loss.
+Measure = Callable[[Callable[[], float], torch.optim.Optimizer], float]
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """An optimizer of the training file: its class in torch.optim, its settings, its name in the memory ledger."""
+
+    kind: str
+    ledger: str
+    settings: Mapping[str, Any]
+    fuses: bool = False
+
+
+OPTIMIZERS: Mapping[str, _Choice] = MappingProxyType(
+    {
+        "adamw": _Choice("AdamW", "adamw", {"betas": (0.9, 0.99)}, fuses=True),
+        "adam": _Choice("Adam", "adam", {"betas": (0.9, 0.99)}, fuses=True),
+        "sgd": _Choice("SGD", "sgd_momentum", {"momentum": 0.9}),
+        "adafactor": _Choice("Adafactor", "adafactor", {}),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -57,10 +83,17 @@ def make_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Opti
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    if config.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=config.learning_rate, momentum=0.9)
-    fused = torch.device(config.device).type in ("cpu", "cuda")
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.99), fused=fused)
+    kind: Any = getattr(torch.optim, OPTIMIZERS[config.optimizer].kind)
+    return kind(groups, lr=config.learning_rate, **optimizer_settings(config))  # type: ignore[no-any-return]
+
+
+def optimizer_settings(config: TrainingConfig) -> dict[str, Any]:
+    """What the optimizer is constructed with, beside groups and learning rate."""
+    choice = OPTIMIZERS[config.optimizer]
+    settings = dict(choice.settings)
+    if choice.fuses and torch.device(config.device).type in ("cpu", "cuda"):
+        settings["fused"] = True
+    return settings
 
 
 def precision(config: TrainingConfig) -> contextlib.AbstractContextManager[Any]:
@@ -75,40 +108,63 @@ def train_steps(
     model: nn.Module,
     batches: Batches,
     config: TrainingConfig,
+    measure: Measure | None = None,
 ) -> Iterator[StepEvent]:
     """Train `model` for `config.steps` steps and yield an event after each.
 
     `forward` is the model or its compiled form; it takes tokens and targets and returns (logits, loss). The random
     state is set anew before every micro-batch, so that step n is the same whatever ran in between.
 
+    Args:
+        forward: the model, or what it was compiled into.
+        model: whose parameters are trained.
+        batches: where tokens and targets come from.
+        config: the training file's table.
+        measure: runs one step for the caller, which measures what it allocates: the second, when the optimizer has its
+            state and everything is compiled, or the only one.
+
     Raises:
         TrainError: the loss is not finite.
     """
     optimizer = make_optimizer(model, config)
     model.train()
+    measured = min(1, config.steps - 1)
     for step in range(config.steps):
         started = time.perf_counter()
         rate = learning_rate(config, step)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        total = torch.zeros((), device=config.device)
-        for micro in range(config.accumulation):
-            torch.manual_seed(stream_seed(config.seed, step, micro, _DROPOUT_STREAM))
-            with precision(config):
-                _, loss = forward(*batches.train(step, micro))
-            (loss / config.accumulation).backward()  # type: ignore[no-untyped-call, unused-ignore]
-            total += loss.detach().float() / config.accumulation
-        if config.grad_clip:
-            nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        value = float(total)  # waits for the device, optimizer included, so that the clock below is right
+        run = functools.partial(_one_step, forward, model, optimizer, batches, config, step)
+        value = measure(run, optimizer) if measure is not None and step == measured else run()
         seconds = time.perf_counter() - started
         if not math.isfinite(value):
             raise TrainError(
                 f"the loss is {value} at step {step + 1}; lower learning_rate ({rate:.3g} now) or grad_clip"
             )
         yield StepEvent(step + 1, value, seconds, config.tokens_per_step / seconds, rate)
+
+
+def _one_step(
+    forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Batches,
+    config: TrainingConfig,
+    step: int,
+) -> float:
+    """One optimizer step; the mean loss of its micro-batches."""
+    total = torch.zeros((), device=config.device)
+    for micro in range(config.accumulation):
+        torch.manual_seed(stream_seed(config.seed, step, micro, _DROPOUT_STREAM))
+        with precision(config):
+            _, loss = forward(*batches.train(step, micro))
+        (loss / config.accumulation).backward()  # type: ignore[no-untyped-call, unused-ignore]
+        total += loss.detach().float() / config.accumulation
+    if config.grad_clip:
+        nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return float(total)  # waits for the device, optimizer included, so that the caller's clock is right
 
 
 def validation_loss(model: nn.Module, pairs: Iterable[tuple[Tensor, Tensor]], config: TrainingConfig) -> float:

@@ -27,6 +27,15 @@ _OTHER_KEYS = {"batch": "micro_batch", "seq": "sequence", "targets": "data", "dt
 _CALL_ERRORS = (TypeError, ValueError, IndexError, KeyError, AttributeError, AssertionError, RuntimeError)
 
 
+def skeleton(job: Job) -> nn.Module:
+    """The model in training mode, in its own dtype and on the default device; to be built under fake tensors.
+
+    Raises:
+        ConfigError: no such model, size, field or file.
+    """
+    return (_from_file(job) if ":" in job.config.model else _by_name(job)).train()
+
+
 def build(job: Job, vocabulary: int) -> nn.Module:
     """The model in training mode on its device, its weights drawn from the seed of the training file.
 
@@ -42,6 +51,8 @@ def build(job: Job, vocabulary: int) -> nn.Module:
     torch.manual_seed(stream_seed(config.seed))
     module = _from_file(job) if ":" in config.model else _by_name(job)
     _check_sizes(job, module, vocabulary)
+    if config.precision == "bf16-true":
+        module = module.to(torch.bfloat16)
     try:
         module = module.to(device)
     except RuntimeError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 from optpass.backend import inner
+from optpass.backend.memory.measure import step_peak
 from optpass.backend.reporting import build_report
 from optpass.errors import ConfigError, OptPassError
 from optpass.options import Options
@@ -26,12 +28,16 @@ from optpass.passes.roofline import calibration
 from optpass.reporting import store
 from optpass.reporting.files import write_json
 from optpass.reporting.model import Report
+from optpass.reporting.plan.model import PlanReport
 from optpass.reporting.writable import check_folder
 from optpass.training import data, network
 from optpass.training.config import Job
 from optpass.training.errors import TrainError
 from optpass.training.loop import StepEvent, steady_seconds, train_steps, validation_loss
+from optpass.training.planned import sized
 
+#: Kind of the site under which the backend says what it planned for a graph.
+MEMORY_SITE = "memory budget"
 #: Micro-batches of held-out text behind the validation loss.
 VALIDATION_BATCHES = 8
 
@@ -49,11 +55,41 @@ class Prepared:
     batches: data.Batches
     corpus: dict[str, Any]
     folder: Path
+    plan: PlanReport | None = None  #: what the step was planned to need, where there is a budget
 
     @property
     def parameters(self) -> int:
         """Number of parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters())
+
+
+@dataclass(frozen=True)
+class MemoryOutcome:
+    """The peak of a step with a budget, bytes, everything counted.
+
+    Attributes:
+        budget: what was asked for.
+        predicted: by the backend, of what it compiled; by the plan ahead of time where the backend made none.
+        measured: what the device's allocator counted in one step.
+    """
+
+    budget: int
+    predicted: int
+    measured: int
+
+    @property
+    def fits(self) -> bool:
+        """The budget was held."""
+        return self.measured <= self.budget
+
+    def to_json(self) -> dict[str, int | bool]:
+        """As `report.training` has it."""
+        return {
+            "budget_bytes": self.budget,
+            "predicted_peak_bytes": self.predicted,
+            "measured_peak_bytes": self.measured,
+            "fits": self.fits,
+        }
 
 
 @dataclass
@@ -67,6 +103,7 @@ class Outcome:
     error: str | None = None
     report: Report = field(default_factory=Report)
     paths: tuple[Path, ...] = ()
+    memory: MemoryOutcome | None = None
 
     def max_difference(self) -> tuple[float, int] | None:
         """The largest difference between a step's losses, and the first step that has it; None without a comparison."""
@@ -79,21 +116,30 @@ class Outcome:
         return None if worst is None else worst[0] <= tolerance
 
 
-def prepare(job: Job, *, compare: bool = False) -> Prepared:
-    """Read the text, build the model and check that the reports can be written; writes nothing.
+def prepare(
+    job: Job, *, compare: bool = False, progress: Callable[[float | None, str], None] | None = None
+) -> Prepared:
+    """Read the text, plan the memory, build the model and check that the reports can be written; writes nothing.
+
+    Args:
+        job: the training file; a micro-batch that is to be found is found here.
+        compare: train eager too.
+        progress: told what is being done.
 
     Raises:
         ConfigError: anything that would stop the run later and can be known now.
+        BudgetInfeasibleError: no plan of a step fits the budget.
     """
-    config = job.config
     _check_options(job.options)
+    job, plan = sized(job, progress)
+    config = job.config
     try:
         corpus = _corpus(job)
         tokenizer = data.make_tokenizer(config.tokenizer, corpus.text)
         batches = data.Batches(
             tokenizer.encode(corpus.text),
             sequence=config.sequence,
-            batch=config.micro_batch,
+            batch=config.samples,
             holdout=config.holdout,
             seed=config.seed,
             device=config.device,
@@ -110,7 +156,7 @@ def prepare(job: Job, *, compare: bool = False) -> Prepared:
         "sha256": corpus.sha256,
         "vocabulary": tokenizer.vocabulary,
     }
-    return Prepared(job, compare, model, batches, facts, folder)
+    return Prepared(job, compare, model, batches, facts, folder, plan)
 
 
 def _check_options(options: Options) -> None:
@@ -162,7 +208,7 @@ def execute(prepared: Prepared, on_step: OnStep) -> Outcome:
     outcome, config = Outcome(), prepared.job.config
     try:
         with _threads(config.threads):
-            for event, other in _steps(prepared):
+            for event, other in _steps(prepared, outcome):
                 outcome.steps.append(event)
                 if other is not None:
                     outcome.eager.append(other)
@@ -194,17 +240,35 @@ def calibrated(prepared: Prepared) -> bool:
         return prepared.job.config.device != "cpu" or calibration.cached_spec() is not None
 
 
-def _steps(prepared: Prepared) -> Iterator[tuple[StepEvent, StepEvent | None]]:
+def _steps(prepared: Prepared, outcome: Outcome) -> Iterator[tuple[StepEvent, StepEvent | None]]:
     job, model = prepared.job, prepared.model
     rival = copy.deepcopy(model) if prepared.compare else None
     options = backend_options(job.options, compare=prepared.compare)
     compiled = torch.compile(model, backend="optpass", options=options)
-    events = train_steps(compiled, model, prepared.batches, job.config)
+    measure = None if prepared.plan is None else functools.partial(_measured, prepared, outcome)
+    events = train_steps(compiled, model, prepared.batches, job.config, measure)
     if rival is None:
         for event in events:
             yield event, None
     else:
         yield from zip(events, train_steps(rival, rival, prepared.batches, job.config), strict=True)
+
+
+def _measured(
+    prepared: Prepared, outcome: Outcome, step: Callable[[], float], optimizer: torch.optim.Optimizer
+) -> float:
+    """Run `step`, and keep its peak in `outcome`."""
+    plan = prepared.plan
+    assert plan is not None and plan.budget_bytes is not None  # who measures has a budget
+    losses: list[float] = []
+    peak = step_peak(
+        prepared.model, lambda: losses.append(step()), optimizer, device=prepared.job.config.device
+    )  # fmt: skip
+    report = build_report()
+    sites = [*report.sites(MEMORY_SITE), *report.declined(MEMORY_SITE)]
+    predicted = max((int(s.cost.get("predicted_peak_bytes", 0)) for s in sites), default=0)
+    outcome.memory = MemoryOutcome(plan.budget_bytes, predicted or plan.predicted_peak_bytes, peak.total)
+    return losses[0]
 
 
 def _deliberate(error: BaseException, step: int) -> OptPassError:
@@ -238,6 +302,8 @@ def summary(prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
         "tokens_per_s": config.tokens_per_step / steady if steady else None,
         "validation_loss": outcome.validation_loss,
     }
+    if outcome.memory is not None:
+        result["memory"] = outcome.memory.to_json()
     if outcome.error is not None:
         result["error"] = outcome.error
     if prepared.compare:

@@ -16,7 +16,8 @@ import sympy
 import torch
 from torch import fx
 
-from optpass.passes.attention.axes import Axis, Dims, atoms, equal, expression, flat, resolve
+from optpass.passes.attention.axes import Axis, Dims, atoms, expression, flat, resolve
+from optpass.passes.attention.hints import Hints, held
 from optpass.passes.attention.ir import Program, Value
 from optpass.passes.attention.site import Blocked
 
@@ -30,7 +31,7 @@ class Writer:
         at: node before which everything is written.
         like: value whose grad mode and autocast state hold there.
         nodes: which node returns a value; from `returned_by`.
-        hints: a number for a size that may be symbolic.
+        hints: numbers for sizes that may be symbolic, and who holds them.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Writer:
         at: fx.Node,
         like: Value,
         nodes: dict[Value, fx.Node],
-        hints: Callable[[Any], int],
+        hints: Hints,
     ) -> None:
         self.hints = hints
         self.graph, self.program, self.at, self.like = graph, program, at, like
@@ -156,18 +157,11 @@ class Writer:
         return self._sizes[size]
 
     def _size(self, size: Any) -> Any:
-        for node in self.graph.nodes:
-            if node is self.at:
-                break
-            example = node.meta.get("example_value")
-            if isinstance(example, torch.SymInt) and equal(example, size):
-                return node
-        for node in self.graph.nodes:
-            example = node.meta.get("example_value")
-            if node.op == "placeholder" and isinstance(example, torch.Tensor):
-                for dim, have in enumerate(example.shape):
-                    if equal(have, size):
-                        return self.call(torch.ops.aten.sym_size.int, node, dim)
+        node = self.hints.holder(size, self.at)
+        if node is not None:
+            return node
+        if held(size) in self.hints.dims:
+            return self.call(torch.ops.aten.sym_size.int, *self.hints.dims[held(size)])
         if isinstance(size, (sympy.Mul, sympy.Add)):
             parts = [self.size(a) for a in size.args]
             result = parts[0]
@@ -183,12 +177,9 @@ class Writer:
     def _number(self, expr: Any) -> Any:
         if expr.is_Number:
             return float(expr)
-        for node in self.graph.nodes:
-            if node is self.at:
-                break
-            example = node.meta.get("example_value")
-            if isinstance(example, (torch.SymInt, torch.SymFloat)) and example.node.expr == expr:
-                return node
+        node = self.hints.number(expr, self.at)
+        if node is not None:
+            return node
         if expr.is_Pow and expr.exp.is_Number:
             return self.call(operator.pow, self._number(expr.base), float(expr.exp))
         if expr.is_Mul or expr.is_Add:

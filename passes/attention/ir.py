@@ -95,6 +95,8 @@ class Program:
     again: dict[Value, fx.Node] = field(default_factory=dict)
     ran: set[fx.Node] = field(default_factory=set)
     _users: dict[Value, list[Value]] | None = None
+    _stored: dict[int, list[Value]] | None = None
+    _writers: dict[fx.Node, set[int]] | None = None
 
     def users(self, value: Value) -> list[Value]:
         """Values computed from `value` directly."""
@@ -105,10 +107,32 @@ class Program:
                     self._users.setdefault(used, []).append(user)
         return self._users.get(value, [])
 
+    def stored(self, storage: int) -> list[Value]:
+        """Values in the same memory, in the order they are made; once the program is complete."""
+        if self._stored is None:
+            self._stored = {}
+            for value in self.values:
+                self._stored.setdefault(value.storage, []).append(value)
+        return self._stored.get(storage, [])
+
+    def written_by(self, node: fx.Node) -> set[int]:
+        """Storages that a Dynamo node writes to; once the program is complete."""
+        if self._writers is None:
+            self._writers = {}
+            for storage, writers in self.writes.items():
+                for writer in writers:
+                    self._writers.setdefault(writer, set()).add(storage)
+        return self._writers.get(node, set())
+
     def node_value(self, node: object) -> Value | None:
         """The single tensor that a Dynamo node returns, if it returns one."""
         found = self.of_node.get(node) if isinstance(node, fx.Node) else None
         return found if isinstance(found, Value) else None
+
+
+def flat_values(item: Any) -> list[Value]:
+    """Values in what a node returns, in order."""
+    return list(_values(item))
 
 
 def _values(item: Any) -> Iterator[Value]:

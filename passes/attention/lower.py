@@ -56,7 +56,7 @@ class _Lowering:
         self.graph, self.constant = graph, constant
         self.program = Program()
         self.known: dict[int, Value] = {}  #: id of a fake tensor -> its Value; `kept` keeps the ids from being reused
-        self.kept: list[torch.Tensor] = []
+        self.kept: dict[int, list[torch.Tensor]] = {}  #: tensors by their storage
         self.home: dict[int, fx.Node] = {}  #: id of a fake tensor -> the first node that returns it
         self.versions: dict[int, int] = {}
         self.node: fx.Node | None = None
@@ -164,16 +164,13 @@ class _Lowering:
             tensor, node=self.node, grad=self.grad, autocast=_autocast_state(), storage=storage,
             version=self.versions.get(storage, 0), **fields,
         )  # fmt: skip
-        self._bind(tensor, value)
+        self.known[id(tensor)] = value
+        self.kept.setdefault(storage, []).append(tensor)
         self.program.values.append(value)
         if self.node is not None:
             self.program.by_node.setdefault(self.node, []).append(value)
             self.program.touches.setdefault(storage, set()).add(self.node)
         return value
-
-    def _bind(self, tensor: torch.Tensor, value: Value) -> None:
-        self.known[id(tensor)] = value
-        self.kept.append(tensor)
 
     def _current(self, tensor: torch.Tensor) -> Value:
         """The Value that stands for `tensor` now."""
@@ -224,12 +221,11 @@ class _Lowering:
         if functional is None:
             return
         value = self._new(first, op=functional, args=arguments[: len(functional._schema.arguments)])
-        for other in self.kept:  # the same place under another name (`x.view_as(x)`, a second `to`)
-            if other is not first and _same_place(other, first):
+        for other in self.kept[value.storage]:
+            if other is not first and _same_place(other, first):  # under another name (`x.view_as(x)`, a second `to`)
                 self.known[id(other)] = value
-        for tensor in self.kept:
-            if self.known.get(id(tensor)) is value and id(tensor) in self.home:
-                self.program.again.setdefault(value, self.home[id(tensor)])
+            if self.known.get(id(other)) is value and id(other) in self.home:
+                self.program.again.setdefault(value, self.home[id(other)])
 
     def _wrote(self, storage: int, node: fx.Node | None) -> None:
         self.versions[storage] = self.versions.get(storage, 0) + 1

@@ -5,7 +5,6 @@ Works on one site at a time and leaves the graph as it was where it cannot finis
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import fx
 
 from optpass.passes.attention.axes import Dims, regroup
 from optpass.passes.attention.emit import Writer
-from optpass.passes.attention.ir import Program, Value
+from optpass.passes.attention.ir import Program, Value, flat_values
 from optpass.passes.attention.rewrite import Layout, place
 from optpass.passes.attention.site import Blocked, Site
 
@@ -41,12 +40,10 @@ def root_values(program: Program, graph: fx.Graph) -> set[Value]:
         made = program.by_node.get(node, [])
         opaque = node.op in ("call_function", "call_method", "call_module") and node not in program.ran
         if node.op == "output" or (opaque and not _is_size(node)):
-            given = [v for source in node.all_input_nodes for v in _flat(program.of_node.get(source))]
+            given = [v for source in node.all_input_nodes for v in flat_values(program.of_node.get(source))]
             roots.update(given)
             # A node's tensor may have been written to since: what it holds then is what is seen.
-            roots.update(
-                v for g in given if g.storage in program.writes for v in program.values if v.storage == g.storage
-            )
+            roots.update(v for g in given if g.storage in program.writes for v in program.stored(g.storage))
         roots.update(v for v in made if v.version and v.storage in owned)
     return roots
 
@@ -54,12 +51,6 @@ def root_values(program: Program, graph: fx.Graph) -> set[Value]:
 def _is_size(node: fx.Node) -> bool:
     """Reads a size or another property: needs the shape of its argument, not its contents."""
     return isinstance(node.meta.get("example_value"), (int, torch.SymInt, torch.Size, torch.dtype, torch.device))
-
-
-def _flat(item: Any) -> list[Value]:
-    if isinstance(item, Value):
-        return [item]
-    return [v for i in item for v in _flat(i)] if isinstance(item, (tuple, list)) else []
 
 
 def check_private(site: Site, program: Program, live: set[Value], roots: set[Value]) -> None:
@@ -91,7 +82,7 @@ class Attachment:
         self.site, self.program = site, program
         assert site.output.node is not None
         self.node = site.output.node
-        if any(self.node in writers for writers in program.writes.values()):
+        if program.written_by(self.node):
             raise Blocked("the operation that makes the result also writes to memory (`out=`)", site.output)
         self.value, self.dims = self._follow(live)
 
@@ -181,8 +172,7 @@ def _harmless(old: fx.Node, new: torch.Tensor, writer: Writer) -> bool:
     if _same_strides(new, old.meta["example_value"]):
         return True
     changed[old] = new
-    position = {n: i for i, n in enumerate(old.graph.nodes)}.__getitem__
-    todo = sorted(old.users, key=position)
+    todo = sorted(old.users)
     for _ in range(_FOLLOW):
         if not todo:
             return True
@@ -197,7 +187,7 @@ def _harmless(old: fx.Node, new: torch.Tensor, writer: Writer) -> bool:
             return False
         if not _same_strides(result, example):
             changed[node] = result
-            todo = sorted({*todo, *node.users}, key=position)
+            todo = sorted({*todo, *node.users})
     return False
 
 
@@ -238,72 +228,3 @@ def _below(value: Value, user: Value, dims: Dims) -> Dims | None:
     if user.name in ("clone", "alias", "contiguous"):
         return dims
     return None
-
-
-def free_of_scores(
-    program: Program,
-    graph: fx.Graph,
-    sites: list[Site],
-    live: set[Value],
-    writer_at: Callable[[fx.Node, Value], Writer],
-) -> None:
-    """Write nodes that only read the shape of scores or weights (`ones_like(scores)`) without them."""
-    inside = {v.node for s in sites for v in s.values}
-    for node in [n for n in graph.nodes if n in program.ran and n.users]:
-        value = program.node_value(node)
-        shape_only = value is not None and value.name == "full" and bool(node.all_input_nodes)
-        if value is None or not shape_only or value not in live or not _upstream(set(node.all_input_nodes)) & inside:
-            continue
-        writer = writer_at(node, value)
-        try:
-            node.replace_all_uses_with(writer.anew(value))
-        except Blocked:
-            writer.undo()
-
-
-def sweep(program: Program, graph: fx.Graph, sites: list[Site], live: set[Value]) -> int:
-    """Erase the nodes that only made what is replaced now; returns how many.
-
-    A node goes if everything that uses it goes. One that writes to memory goes only together with every node that
-    touches that memory, so that no write is lost that somebody still sees.
-    """
-    order = {n: i for i, n in enumerate(graph.nodes)}
-    owned = {v.storage for v in program.values if v.leaf}
-    inside = {v.node for s in sites for v in (*s.values, s.output) if v.node is not None}
-    gone = {n for n in _upstream(inside) if n in order and _erasable(n, program)}
-    # What looked at them and made nothing that lives: the `scores[:1]` of a `zeros_like(scores[:1])`.
-    gone |= {n for n in order if _erasable(n, program) and not any(v in live for v in program.by_node.get(n, ()))}
-    # What wrote to a result that was replaced writes to the replacement now.
-    moved = {v.storage for s in sites if s.output.node is not None for v in _flat(program.of_node.get(s.output.node))}
-    changed = True
-    while changed:
-        changed = False
-        for node in list(gone):
-            storages = {v.storage for v in program.by_node.get(node, ())}
-            storages |= {s for s, writers in program.writes.items() if node in writers}
-            tied = {t for s in storages - moved if s in program.writes for t in program.touches.get(s, ())}
-            lost = any(u not in gone for u in node.users) or not tied <= gone
-            if lost or any(s in owned and node in program.writes.get(s, ()) for s in storages):
-                gone.discard(node)
-                changed = True
-    for node in sorted(gone, key=order.__getitem__, reverse=True):
-        graph.erase_node(node)
-    return len(gone)
-
-
-def _upstream(nodes: set[fx.Node]) -> set[fx.Node]:
-    """`nodes` and all that they are computed from."""
-    found, todo = set(nodes), list(nodes)
-    while todo:
-        for source in todo.pop().all_input_nodes:
-            if source not in found:
-                found.add(source)
-                todo.append(source)
-    return found
-
-
-def _erasable(node: fx.Node, program: Program) -> bool:
-    """Computes tensors that were looked into, and nothing else: it sets no state, as `_enter_autocast` does."""
-    if node.op not in ("call_function", "call_method"):
-        return False
-    return node in program.ran and bool(program.by_node.get(node) or _flat(program.of_node.get(node)))

@@ -30,11 +30,10 @@ from optpass.passes.attention.swap import (
     Attachment,
     check_grad_mode,
     check_private,
-    free_of_scores,
     live_values,
     root_values,
-    sweep,
-)  # fmt: skip
+)
+from optpass.passes.attention.sweep import free_of_scores, sweep
 from optpass.passes.attention.targets import Choice, arch_of, choose, usable
 from optpass.passes.contract import ContentGuard, PassContext, PassResult
 from optpass.passes.devices import DeviceSpec
@@ -60,6 +59,7 @@ class GraphWork:
         self.training = torch.is_grad_enabled() and any(_wants_grad(n) for n in gm.graph.nodes)
         self.prover = Prover(self._contents)
         self.done: list[Site] = []
+        self.guarded: set[ContentGuard] = set()
 
     def run(self) -> None:
         candidates = [f for f in find(self.program, self.prover.constant) if f.product in self.live]
@@ -193,8 +193,7 @@ class GraphWork:
         masks = [self.nodes[f.mask.value] for f in planned.site.scores.fills if f.mask.value in self.nodes]
         if at is None or not masks:
             return
-        first = next(n for n in self.gm.graph.nodes if n in masks)
-        writer = self._writer(first, planned.site.output)
+        writer = self._writer(min(masks), planned.site.output)
         try:
             computed = compute_masks(writer, planned, self.nodes)
         except Blocked:
@@ -233,7 +232,8 @@ class GraphWork:
         for facts in proofs:
             for buffer in facts.buffers:
                 guard = ContentGuard(buffer.node, f"the mask is {facts.words}") if buffer.node is not None else None
-                if guard is not None and guard not in self.result.guards:
+                if guard is not None and guard not in self.guarded:
+                    self.guarded.add(guard)
                     self.result.guards.append(guard)
 
     def _decline(self, found: Found, blocked: Blocked) -> None:

@@ -16,7 +16,7 @@ def why_not_recomputed(node: fx.Node) -> str:
     """Why running `node` again could change a result, in plain words; '' where it cannot."""
     target = node.target
     if isinstance(target, torch._ops.HigherOrderOperator):
-        return "" if target.name() == "flex_attention" else f"{target.name()} may have effects"
+        return "" if str(target) == "flex_attention" else f"{target} may have effects"
     if not isinstance(target, torch._ops.OpOverload):
         value = node.meta.get("val")
         return "" if not isinstance(value, torch.Tensor) else f"nothing is known about {target}"
@@ -41,5 +41,5 @@ def _never_drops(node: fx.Node, target: torch._ops.OpOverload) -> bool:
     for position, argument in enumerate(target._schema.arguments):
         if argument.name in ("dropout_p", "dropout_probability"):
             given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-            return (argument.default_value if given is None else given) == 0.0
+            return bool((argument.default_value if given is None else given) == 0.0)
     return False

@@ -1,10 +1,81 @@
-"""Bytes that an operator allocates and releases inside itself, beside its outputs."""
+"""Bytes that an operator allocates and releases inside itself, beside its outputs, for eager and extern kernels.
+
+A peak inside an operator is what lives before it, its outputs, and this. Formulas follow ATen's source and are tested
+against measurement; an operator without one has no workspace that counts (scalars that are wrapped into tensors, at
+most 16 bytes, are left out everywhere). What only the library knows (oneDNN's layouts and scratchpads: convolutions,
+products in half precision) is asked of `library`, which `backend.memory.probe` answers by running the operator.
+On CUDA nothing is known here: 0.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+from torch import fx
 
-def op_workspace(target: Any, args: Any, kwargs: Any, out: Any) -> int:
-    """Bytes."""
-    return 0
+from optpass.passes.memory import workspace_elementwise, workspace_library
+from optpass.passes.memory.workspace_call import Call
+
+#: Answers for operators of which only the library knows: bytes, or None where it cannot tell.
+Library = Callable[[Call], int | None]
+
+_RULES = {**workspace_elementwise.RULES, **workspace_library.RULES}
+
+
+def workspace_bytes(node: fx.Node, library: Library | None = None) -> int:
+    """Bytes that the operator of `node` allocates and releases inside itself; 0 where nothing is known.
+
+    Reads `meta["val"]` of the node and of its arguments.
+    """
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return 0
+    args = fx.node.map_arg(node.args, _value)
+    kwargs = fx.node.map_arg(node.kwargs, _value)
+    return op_workspace(node.target, args, kwargs, node.meta.get("val"), library)
+
+
+def op_workspace(
+    target: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, library: Library | None = None
+) -> int:
+    """As `workspace_bytes`, of a call with its values: tensors, fake or not, for tensors."""
+    call = Call.of(target, args, kwargs, out)
+    if call is None or not _on_cpu(call):
+        return 0
+    if library is not None and workspace_library.is_library(call):
+        measured = library(call)
+        if measured is not None:
+            return measured
+    rule = _RULES.get(call.name)
+    if rule is not None:
+        return rule(call)
+    return workspace_elementwise.promotion(call) if torch.Tag.pointwise in target.tags else 0
+
+
+def retained_bytes(target: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
+    """Bytes that the storage of the result holds beyond what its fake form says, on CPU."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return 0
+    rule = workspace_elementwise.RETAINED.get(target.overloadpacket.__name__)
+    if rule is None:
+        return 0
+    call = Call.of(target, args, kwargs, out)
+    return rule(call) if call is not None and _on_cpu(call) else 0
+
+
+def retained_bytes_of(node: fx.Node) -> int:
+    """As `retained_bytes`, of a node with `meta["val"]`."""
+    if node.op != "call_function":
+        return 0
+    args = fx.node.map_arg(node.args, _value)
+    return retained_bytes(node.target, args, fx.node.map_arg(node.kwargs, _value), node.meta.get("val"))
+
+
+def _value(node: fx.Node) -> Any:
+    return node.meta.get("val")
+
+
+def _on_cpu(call: Call) -> bool:
+    result = call.result()
+    return result is not None and result.device.type == "cpu"

@@ -58,6 +58,12 @@ OTHER_PURE = _words("""
 SAME_SHAPE = _words("""
     softmax log_softmax cumsum tril triu zeros_like ones_like full_like to masked_fill normalize long int bool
 """)
+#: Functions and methods whose result can be a view of their tensor, or the tensor itself.
+VIEWS = _words("""
+    reshape view view_as flatten unflatten squeeze unsqueeze transpose permute t swapaxes movedim expand expand_as
+    contiguous detach diagonal narrow select to type type_as float double half bfloat16 long int bool cpu cuda real imag
+    ravel chunk split
+""")
 #: Constructors in `torch` that return a tensor without looking at one.
 CONSTRUCTORS = _words(
     "zeros ones full empty arange linspace eye tensor as_tensor from_numpy rand randn randint rand_like randn_like"

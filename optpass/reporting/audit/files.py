@@ -83,6 +83,16 @@ def read(path: Path_, what: str = "audit") -> Audit:
         raise AuditError(f"{name}: not a valid {AUDIT_SCHEMA} file: {_first(error)}; make it again") from None
 
 
+def is_audit(path: Path_) -> bool:
+    """Whether a file says that it is an audit, of this version or another; False for what cannot be read."""
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    found = data.get("schema") if isinstance(data, dict) else None
+    return isinstance(found, str) and found.startswith(AUDIT_SCHEMA.partition("/")[0] + "/")
+
+
 def _first(error: ValidationError) -> str:
     problems = error.errors(include_url=False, include_input=False)
     at = ".".join(str(part) for part in problems[0]["loc"]) or "the whole"

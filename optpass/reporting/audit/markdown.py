@@ -91,6 +91,7 @@ def _body(finding: Finding) -> Iterator[str]:
     if (shown := frame(record)) is not None:
         yield from fenced(shown.text(), "python" if shown.start is None else "text")
     if isinstance(record, Break):
+        yield from _paragraph(words.effect(record), "Effect: ")
         yield from _paragraph(words.cost(record.cost), "Cost: ")
     yield from _facts(record)
     yield from _paragraph(record.fix.text, "Fix: ")

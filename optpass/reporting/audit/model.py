@@ -78,6 +78,7 @@ class Break(Record):
         "function or all of it runs eager; 'error': raised to the user.",
     )
     hints: list[str] = Field(default_factory=list, description="Dynamo's own hints.")
+    context: str = Field(default="", description="What Dynamo was looking at, in its own words.")
     fix: Fix = Field(default_factory=Fix, description="What to do.")
     cost: BreakCost = Field(default_factory=BreakCost, description="What it costs.")
     rank: int = Field(default=0, description="Rank of the process that met it first.")

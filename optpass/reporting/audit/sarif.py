@@ -198,6 +198,8 @@ def _region(record: Break | Recompile | SilentEager) -> dict[str, Any]:
 def _message(record: Break | Recompile | SilentEager) -> str:
     if isinstance(record, Break):
         text = f"Graph break: {record.reason.rstrip('.')}."
+        if told := words.effect(record):
+            text += f" Effect: {told}."
         if told := words.cost(record.cost):
             text += f" Cost: {told}."
     elif isinstance(record, Recompile):

@@ -62,6 +62,7 @@ def _breaks(console: Console, audit: Audit, top: int, difference: Difference | N
         layout.say(console, f"   {words.kind(record)}: {record.reason}")
         if (shown := frame(record)) is not None:
             _indented(console, shown.text())
+        _named(console, "effect", words.effect(record))
         _named(console, "cost", words.cost(record.cost))
         _fix(console, record.fix)
         for follower in row.followers[:_FOLLOWERS]:

@@ -77,6 +77,18 @@ def kind(record: Break) -> str:
     return f"{record.gb_id} {record.gb_type}" if record.gb_id else record.gb_type
 
 
+_EFFECTS = {
+    "rest eager": "the rest of the function runs eager",
+    "frame eager": "the whole function runs eager",
+    "error": "it was raised to the program",
+}
+
+
+def effect(record: Break) -> str:
+    """What became of the function; empty where it simply goes on in another graph."""
+    return _EFFECTS.get(record.effect, "")
+
+
 def where(record: Break, root: str) -> str:
     """`train.py:12:9 in Block.forward (blocks.0)`, with the user's line where the break itself is in other code."""
     text = place(record.file, record.line, root, record.column)
@@ -134,10 +146,9 @@ def silent(record: SilentEager) -> str:
 
 def verdict(verified: bool | None, outcome: str) -> str:
     """What trying a fix showed; empty where it was not tried."""
-    if verified is None:
+    if outcome or verified is None:
         return outcome
-    said = "tried on a copy: the break is gone and outputs are equal" if verified else "tried on a copy: does not help"
-    return f"{said} ({outcome})" if outcome else said
+    return "tried on a copy: the break is gone and outputs are equal" if verified else "tried on a copy: does not help"
 
 
 def function_rows(audit: Audit) -> list[tuple[str, ...]]:

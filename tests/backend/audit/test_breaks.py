@@ -17,7 +17,7 @@ Line = Callable[[ModuleType, str], int]
 Record = Callable[..., Audit]
 
 HEAD = """
-import contextlib, logging, random, time
+import contextlib, logging, time, zlib
 log = logging.getLogger("quiet")
 
 @contextlib.contextmanager
@@ -73,8 +73,8 @@ BROKEN = {
     "mask": ("    return x[x > 0] * 2  # BREAK", "# BREAK", "GB0036"),
     "disable": ("    return disabled(x * 2) * 3  # BREAK", "# BREAK", "GB0098"),
     "time": ("    return x * time.time()  # BREAK", "# BREAK", "GB0007"),
-    "open": ("    open('/dev/null').close()  # BREAK\n    return x + 1", "# BREAK", "GB0059"),
-    "C function": ("    r = random.SystemRandom().random()  # BREAK\n    return x + r", "# BREAK", None),
+    "open": ("    file = open('/dev/null')  # BREAK\n    return x + 1", "# BREAK", "GB0059"),
+    "C function": ("    return x + zlib.crc32(b'a')  # BREAK", "# BREAK", "GB0007"),
     "backward": ("    w = x.clone().requires_grad_()\n    (w * w).sum().backward()  # BREAK\n    return w.grad",
                  "# BREAK", "GB0123"),
     "nested": ("    return callee(x * 2) * 3", "# CALLEE", "GB0059"),
@@ -154,6 +154,13 @@ def test_context_manager_entered_again_follows(program: Program, record: Record)
     module = program("def f(x):\n    x = x + 1\n    with open('/dev/null') as file:\n        x = x * 2\n    return x\n")
     first, second = record(module.f, torch.randn(4)).breaks
     assert (first.gb_id, second.gb_id, second.caused_by) == ("GB0059", "GB0142", 0)
+
+
+def test_what_encloses_a_break_and_breaks_by_itself_follows_from_nothing(program: Program, record: Record) -> None:
+    audit = record(program("def f(x):\n    print(x.sum().item())\n    return x + 1\n").f, torch.randn(4))
+    assert [(b.gb_id, b.caused_by) for b in sorted(audit.breaks, key=lambda b: b.column or 0)] == [
+        ("GB0059", None), ("GB0124", None),
+    ]  # fmt: skip
 
 
 def test_nested_reports_are_folded(program: Program, record: Record) -> None:

@@ -7,6 +7,8 @@ from types import ModuleType
 
 import torch
 
+from optpass.backend.audit.breaks import only_roots
+from optpass.backend.audit.recording import Recording
 from optpass.reporting.audit.model import Audit
 
 Program = Callable[[str], ModuleType]
@@ -55,3 +57,41 @@ def test_costs_go_to_the_break_in_front(program: Program, record: Record) -> Non
     assert first.cost.compile_s is not None and second.cost.compile_s is not None
     assert first.cost.compile_s > second.cost.compile_s  # the long part is behind the first
     assert audit.breaks[0] is first  # ranked by cost
+
+
+def priced(program: Program, text: str, *args: torch.Tensor) -> float | None:
+    torch._dynamo.reset()
+    module = program(text)
+    with Recording() as recording:
+        torch.compile(module.f, backend="eager")(*args)
+    assert all(found.cost.fusion_lost_us is None for found in recording.result().breaks)  # only where asked for
+    (found,) = only_roots(recording.result(costs=True).breaks)
+    assert recording.result(costs=True).breaks[0].cost.fusion_lost_us == found.cost.fusion_lost_us
+    return found.cost.fusion_lost_us
+
+
+def test_fusion_lost_grows_with_what_crosses(program: Program) -> None:
+    text = "def f(x):\n    y = x.sin() + 1\n    print('a')\n    return y.cos() * 2\n"
+    small, large = (priced(program, text, torch.randn(n, 1024)) for n in (64, 4096))
+    assert small is not None and large is not None
+    assert large > small >= 0
+
+
+def test_nothing_is_lost_between_halves_that_share_nothing(program: Program) -> None:
+    text = "def f(x, z):\n    y = x @ x\n    print('a')\n    return y, z @ z\n"
+    lost = priced(program, text, torch.randn(256, 256), torch.randn(256, 256))
+    text = "def f(x, z):\n    y = (x @ x) * 2\n    print('a')\n    return y.relu() + 1, z @ z\n"
+    shared = priced(program, text, torch.randn(256, 256), torch.randn(256, 256))
+    assert lost is not None and shared is not None
+    assert shared > lost
+
+
+def test_training_halves_are_priced(program: Program) -> None:
+    text = "def f(x, w):\n    y = (x @ w).relu()\n    print('a')\n    return (y * 2).sum()\n"
+    lost = priced(program, text, torch.randn(512, 256), torch.randn(256, 256, requires_grad=True))
+    assert lost is not None and lost > 0
+
+
+def test_no_fusion_figure_where_a_half_is_missing(program: Program) -> None:
+    text = "def f(x):\n    for i in range(2):\n        print(i)\n        x = x + 1\n    return x\n"
+    assert priced(program, text, torch.randn(4)) is None

@@ -54,7 +54,7 @@ BAD = {
     "too small": ("[training]\nmicro_batch = 0", ["micro_batch = 0", "greater than or equal to 1"]),
     "infinite": ("[training]\nlearning_rate = inf", ["learning_rate = inf", "finite"]),
     "no such choice": ("[training]\ntokenizer = 'word'", ["tokenizer = 'word'", "'byte' or 'char'"]),
-    "no such precision": ("[training]\nprecision = 'fp16'", ["precision = 'fp16'", "'fp32' or 'bf16'"]),
+    "no such precision": ("[training]\nprecision = 'fp16'", ["precision = 'fp16'", "'fp32', 'bf16' or 'bf16-true'"]),
     "name with a slash": ("[training]\nname = '../x'", ["name = '../x'", "Letters"]),
     "size": ("[training]\ndata_limit = '4 apples'", ["data_limit = '4 apples'", "'20GiB'"]),
     "no data": ("[training]\ndata_limit = 0", ["data_limit = 0", "at least 1 byte"]),

@@ -5,11 +5,15 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
+from optpass.auditing.fixes import tables
 from optpass.auditing.fixes.facts import Facts
 from optpass.auditing.fixes.rewrites.branches import bound_before, in_test, is_elif
 from optpass.auditing.fixes.rewrites.conditions import predicate
 from optpass.auditing.fixes.site import Site
 from optpass.auditing.fixes.source import Edit
+
+#: Statements behind a branch that returns, that may become its other side.
+_LONGEST = 8
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,9 @@ class CondBranch:
             return None
         if not all(facts.tensor(value) for side in (sides.yes, sides.no) for value in _results(side, sides, site)):
             return None
+        pairs = zip(_results(sides.yes, sides, site), _results(sides.no, sides, site), strict=False)
+        if any(_differ(_origin(yes, sides.yes), _origin(no, sides.no), facts) for yes, no in pairs):
+            return None
         return self._replace(sides, test, site)
 
     def _replace(self, sides: _Sides, test: str, site: Site) -> list[Edit]:
@@ -66,24 +73,49 @@ class CondBranch:
         return [site.source.segment(s) for s in side if isinstance(s, ast.Assign)]
 
     def _given(self, side: list[ast.stmt], sides: _Sides, site: Site) -> list[str]:
-        """What a side returns. An operand itself goes as a copy: `torch.cond` refuses results that alias operands."""
-        made = {t.id for s in side if isinstance(s, ast.Assign) for t in s.targets if isinstance(t, ast.Name)}
+        """What a side returns. `torch.cond` refuses results that alias operands: those go as copies."""
         texts = []
         for value in _results(side, sides, site):
-            own = hasattr(value, "lineno")
-            text = site.source.segment(value) if own else ast.unparse(value)
-            outside = isinstance(value, ast.Attribute) or (isinstance(value, ast.Name) and value.id not in made)
-            texts.append(f"{text}.clone()" if outside else text)
+            text = site.source.segment(value) if hasattr(value, "lineno") else ast.unparse(value)
+            origin = _origin(value, side)
+            if isinstance(origin, ast.Call) and _may_alias(origin):  # a view: both sides must have the same strides
+                text += f".clone(memory_format={site.torch}.contiguous_format)"
+            elif _may_alias(origin):
+                text += ".clone()"
+            texts.append(text)
         return texts
 
 
+def _origin(value: ast.expr, side: list[ast.stmt]) -> ast.expr:
+    """What a side computes a value by: names that it assigns are followed."""
+    for statement in reversed(side):
+        if isinstance(value, ast.Name) and isinstance(statement, ast.Assign) and value.id in _targets(statement):
+            value = statement.value
+    return value
+
+
+def _may_alias(value: ast.expr) -> bool:
+    """Whether the value may be a tensor from outside, or a view of one."""
+    if isinstance(value, ast.Call):
+        return isinstance(value.func, ast.Attribute) and value.func.attr in tables.VIEWS
+    return not isinstance(value, ast.BinOp | ast.UnaryOp | ast.Compare)
+
+
+def _differ(yes: ast.expr, no: ast.expr, facts: Facts) -> bool:
+    """Whether one side is proved to have no dimensions and the other to have the shape of some tensor."""
+    shapes = [facts.shape(yes), facts.shape(no)]
+    return None not in shapes and shapes[0] != shapes[1] and "()" in shapes
+
+
 def _returning(branch: ast.If, site: Site) -> _Sides | None:
-    """Both sides end in `return`, or the `if` does and a `return` stands right behind it."""
+    """Both sides end in `return`, or the `if` does and what stands behind it is the other side."""
     block = site.source.block(branch)
-    after = block[block.index(branch) + 1 :][:1]
-    other, last = (branch.orelse, branch) if branch.orelse else (after, after[0] if after else branch)
+    after = block[block.index(branch) + 1 :]
+    other, last = (branch.orelse, branch) if branch.orelse else (after, after[-1] if after else branch)
     ends = [side[-1] if side else None for side in (branch.body, other)]
     if not all(isinstance(end, ast.Return) and end.value is not None for end in ends) or not site.source.alone(last):
+        return None
+    if len(other) > _LONGEST:
         return None
     return _Sides(branch.body, other, None, last)
 

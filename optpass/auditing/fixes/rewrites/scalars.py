@@ -175,6 +175,8 @@ class _Flow:
         if isinstance(parent, ast.keyword):
             return self._takes(self.parents[parent])
         if isinstance(parent, ast.Call):
+            if isinstance(parent.func, ast.Attribute) and parent.func.attr == "append" and parent.args == [node]:
+                return True
             return self._takes(parent) or (self._sizes(parent) and self.kept_or_size(parent))
         if isinstance(parent, ast.Assign) and len(parent.targets) == 1:
             target = parent.targets[0]

@@ -88,7 +88,11 @@ def backward_call():
         loss.backward()  # break
         return w.grad * 2
 
-    return fn, (torch.ones(3, requires_grad=True), torch.ones(3))
+    return (
+        fn,
+        (torch.ones(3, requires_grad=True), torch.ones(3)),
+        {"fixed": fn, "fixed_config": {"trace_autograd_ops": True}},
+    )
 
 
 def grad_call():
@@ -99,7 +103,11 @@ def grad_call():
         (g,) = torch.autograd.grad(loss, [w])  # break
         return g * 2
 
-    return fn, (torch.ones(3, requires_grad=True), torch.ones(3)), {"config": {"trace_autograd_ops": False}}
+    return (
+        fn,
+        (torch.ones(3, requires_grad=True), torch.ones(3)),
+        {"config": {"trace_autograd_ops": False}, "fixed": fn, "fixed_config": {"trace_autograd_ops": True}},
+    )
 
 
 def grad_consumed():
@@ -110,7 +118,16 @@ def grad_consumed():
         (g,) = torch.autograd.grad(y.sum(), [w])  # break
         return y, g
 
-    return fn, (torch.ones(3, requires_grad=True),), {"config": {"trace_autograd_ops": True}}
+    def fixed(w):
+        y = w.sin()
+        (g,) = torch.autograd.grad(y.sum(), [w])
+        return y.detach(), g
+
+    return (
+        fn,
+        (torch.ones(3, requires_grad=True),),
+        {"config": {"trace_autograd_ops": True}, "fixed": fixed, "fixed_config": {"trace_autograd_ops": True}},
+    )
 
 
 def grad_external():
@@ -223,7 +240,12 @@ def hook_reads_strides():
         y.register_hook(hook)  # break
         return y * 2
 
-    return fn, (torch.ones(3, requires_grad=True),)
+    def fixed(w):
+        y = w.sin()
+        y.register_hook(lambda g: g.contiguous())
+        return y * 2
+
+    return fn, (torch.ones(3, requires_grad=True),), {"fixed": fixed}
 
 
 def hook_in_global():

@@ -37,7 +37,7 @@ def len_in_c():
     def fn(x, values):
         return x + len(values)  # break
 
-    return fn, (torch.ones(3), array.array("i", [1, 2]))
+    return fn, (torch.ones(3), array.array("i", [1, 2])), {"fixed": fn, "fixed_arguments": (torch.ones(3), [1, 2])}
 
 
 def array_item():
@@ -46,7 +46,7 @@ def array_item():
     def fn(x, a):
         return x + a[0]  # break
 
-    return fn, (torch.ones(3), array.array("i", [1]))
+    return fn, (torch.ones(3), array.array("i", [1])), {"fixed": fn, "fixed_arguments": (torch.ones(3), [1])}
 
 
 def array_assign():
@@ -95,7 +95,7 @@ def decimal_negate():
         b = -d  # break
         return x + 1
 
-    return fn, (torch.ones(3), decimal.Decimal(3))
+    return fn, (torch.ones(3), decimal.Decimal(3)), {"fixed": fn, "fixed_arguments": (torch.ones(3), 3.0)}
 
 
 def decimal_add():
@@ -118,7 +118,10 @@ def generator_method():
     def fn(x, gen):
         return x + next(gen)  # break
 
-    return fn, (torch.ones(3), values())
+    def fixed(x, gen):
+        return x + gen[0]
+
+    return fn, (torch.ones(3), values()), {"fixed": fixed, "fixed_arguments": (torch.ones(3), list(values()))}
 
 
 def mapping_proxy_keys():

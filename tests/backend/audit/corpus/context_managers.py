@@ -28,7 +28,11 @@ def lock():
             y = y * 2
         return y
 
-    return fn, (torch.ones(3),)
+    def fixed(x):
+        y = x + 1
+        return y * 2
+
+    return fn, (torch.ones(3),), {"fixed": fixed}
 
 
 def not_a_manager():
@@ -79,7 +83,16 @@ def print_in_try():
         finally:
             x.sum()
 
-    return fn, (torch.ones(3),)
+    def fixed(x):
+        try:
+            y = x + 1
+            if not torch.compiler.is_compiling():
+                print("here")
+            return y * 2
+        finally:
+            x.sum()
+
+    return fn, (torch.ones(3),), {"fixed": fixed}
 
 
 def print_in_loop():
@@ -91,7 +104,14 @@ def print_in_loop():
             print("step", i)  # break
         return x
 
-    return fn, (torch.ones(3),)
+    def fixed(x):
+        for i in range(3):
+            x = x + i
+            if not torch.compiler.is_compiling():
+                print("step", i)
+        return x
+
+    return fn, (torch.ones(3),), {"fixed": fixed}
 
 
 def not_a_generator():

@@ -155,7 +155,10 @@ def size_from_unbacked():
             return x + 1
         return x - 1
 
-    return fn, (torch.tensor([2, 3]),), {"config": {"capture_scalar_outputs": True}}
+    def fixed(x):
+        return torch.where(x.sum() > 3, x + 1, x - 1)
+
+    return fn, (torch.tensor([2, 3]),), {"config": {"capture_scalar_outputs": True}, "fixed": fixed}
 
 
 def sort_tensors():
@@ -178,7 +181,12 @@ def range_of_tensor():
             x = x * 2
         return x
 
-    return fn, (torch.ones(3), torch.tensor(3))
+    def fixed(x, n):
+        for _ in range(n):
+            x = x * 2
+        return x
+
+    return fn, (torch.ones(3), torch.tensor(3)), {"fixed": fixed, "fixed_arguments": (torch.ones(3), 3)}
 
 
 def int_index():
@@ -187,7 +195,14 @@ def int_index():
     def fn(x, table):
         return table[int(x.argmax())] * x  # break
 
-    return fn, (torch.ones(3), [1.0, 2.0, 3.0])
+    def fixed(x, table):
+        return torch.index_select(table, 0, x.argmax().reshape(1)) * x
+
+    return (
+        fn,
+        (torch.ones(3), [1.0, 2.0, 3.0]),
+        {"fixed": fixed, "fixed_arguments": (torch.ones(3), torch.tensor([1.0, 2.0, 3.0]))},
+    )
 
 
 def size_index():

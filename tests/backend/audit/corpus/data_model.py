@@ -210,7 +210,13 @@ def local_class():
 
         return x + L.v
 
-    return fn, (torch.ones(3),)
+    class L:
+        v = 2
+
+    def fixed(x):
+        return x + L.v
+
+    return fn, (torch.ones(3),), {"fixed": fixed}
 
 
 def type_subscript():

@@ -209,7 +209,11 @@ def in_lambda():
         f = lambda t: (print("lambda"), t + 1)[1]  # break
         return f(x * 2)
 
-    return fn, (torch.ones(3),)
+    def fixed(x):
+        f = lambda t: t + 1
+        return f(x * 2)
+
+    return fn, (torch.ones(3),), {"fixed": fixed}
 
 
 def in_comprehension():

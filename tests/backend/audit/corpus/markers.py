@@ -61,7 +61,11 @@ def disabled_call():
         y = helper(x.sin())  # break
         return y * 2
 
-    return fn, (torch.ones(3),)
+    def fixed(x):
+        y = x.sin() + 1
+        return y * 2
+
+    return fn, (torch.ones(3),), {"fixed": fixed}
 
 
 def disabled_not_recursive():
@@ -151,7 +155,7 @@ def compile_with_args():
 
 
 def backend_error():
-    """GB0219"""
+    """GB0219 of the whole graph"""
 
     def bad(gm, inputs):
         raise torch._subclasses.fake_tensor.UnsupportedFakeTensorException("no")

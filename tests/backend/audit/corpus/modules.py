@@ -13,7 +13,7 @@ def lstm():
     def fn(x):
         return rnn(x * 2)[0] + 1  # break
 
-    return fn, (torch.ones(2, 3),)
+    return fn, (torch.ones(2, 3),), {"fixed": fn, "fixed_config": {"allow_rnn": True}}
 
 
 def script_module():

@@ -41,7 +41,10 @@ def open_file():
             out.write("x")
         return x + 1
 
-    return fn, (torch.ones(3),)
+    def fixed(x):
+        return x + 1
+
+    return fn, (torch.ones(3),), {"fixed": fixed}
 
 
 def deepcopy_tensor():
@@ -102,7 +105,10 @@ def c_function():
     def fn(x):
         return x + zlib.crc32(b"abc") % 7  # break
 
-    return fn, (torch.ones(3),)
+    def fixed(x, crc):
+        return x + crc % 7
+
+    return fn, (torch.ones(3),), {"fixed": fixed, "fixed_arguments": (torch.ones(3), zlib.crc32(b"abc"))}
 
 
 def partial_without():
@@ -193,7 +199,10 @@ def environment_variable():
         os.environ["A3"] = "1"  # break
         return x + 1
 
-    return fn, (torch.ones(3),)
+    def fixed(x):
+        return x + 1
+
+    return fn, (torch.ones(3),), {"fixed": fixed}
 
 
 def warnings_warn():
@@ -204,7 +213,12 @@ def warnings_warn():
         warnings.warn("a")  # break
         return x + 1
 
-    return fn, (torch.ones(3),)
+    def fixed(x):
+        if not torch.compiler.is_compiling():
+            warnings.warn("a")
+        return x + 1
+
+    return fn, (torch.ones(3),), {"fixed": fixed}
 
 
 def subprocess_run():
@@ -235,7 +249,10 @@ def manual_seed():
         torch.manual_seed(3)  # break
         return x + 1
 
-    return fn, (torch.ones(3),)
+    def fixed(x):
+        return x + 1
+
+    return fn, (torch.ones(3),), {"fixed": fixed}
 
 
 def thread_count():

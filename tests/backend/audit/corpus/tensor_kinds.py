@@ -135,7 +135,7 @@ def tensor_set():
             out = out + t
         return out
 
-    return fn, ({torch.ones(3)},)
+    return fn, ({torch.ones(3)},), {"fixed": fn, "fixed_arguments": ([torch.ones(3)],)}
 
 
 def type_error():
@@ -156,7 +156,14 @@ def quantized_input():
     def fn(x):
         return x.dequantize()  # break
 
-    return fn, (torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),)
+    def fixed(x):
+        return x
+
+    return (
+        fn,
+        (torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),),
+        {"fixed": fixed, "fixed_arguments": (torch.ones(3),)},
+    )
 
 
 def no_fake():

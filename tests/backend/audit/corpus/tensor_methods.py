@@ -83,7 +83,10 @@ def requires_grad_method():
         x.requires_grad_()  # break
         return x * 2
 
-    return fn, (torch.ones(3),)
+    def fixed(x):
+        return x * 2
+
+    return fn, (torch.ones(3),), {"fixed": fixed, "fixed_arguments": (torch.ones(3, requires_grad=True),)}
 
 
 def requires_grad_attribute():

@@ -59,6 +59,16 @@ class Nested(nn.Module):
         return x
 
 
+def sets(part: str = "", **values: Any) -> Any:
+    """Sets attributes of a module, or of a part of it."""
+
+    def mutation(model: Any) -> None:
+        for name, value in values.items():
+            setattr(model.get_submodule(part), name, value)
+
+    return mutation
+
+
 def uses(function: Any, mutation: Any) -> Any:
     def script(compiled: Any) -> None:
         model = Uses(function)
@@ -229,50 +239,67 @@ def resumed(compiled: Any) -> None:
     run(X, 4)
 
 
+ATTRIBUTE, TRAINING = "module attribute", "training flag"
 GRAD = "torch.is_grad_enabled()"
 CASES = [
-    (uses(lambda s, x: x * s.scale, lambda m: setattr(m, "scale", 5.0)), "module attribute", "self.scale", "2.0", "5.0"),
-    (uses(lambda s, x: x * s.steps, lambda m: setattr(m, "steps", 4)), "module attribute", "self.steps", "3", "4"),
-    (uses(lambda s, x: x * 2 if s.name == "a" else x, lambda m: setattr(m, "name", "b")), "module attribute", "self.name", "'a'", "'b'"),
-    (uses(lambda s, x: x * 2 if s.flag else x * 3, lambda m: setattr(m, "flag", True)), "module attribute", "self.flag", "False", "True"),
-    (uses(lambda s, x: x * 2 if s.mode is None else x * 3, lambda m: setattr(m, "mode", "b")), "module attribute", "self.mode", "None", "'b'"),
-    (uses(lambda s, x: x * s.config["alpha"], lambda m: m.config.update(alpha=4)), "module attribute", "self.config['alpha']", "1", "4"),
-    (uses(lambda s, x: x * s.config["beta"][1], lambda m: m.config.update(beta=[1, 7])), "module attribute", "self.config['beta'][1]", "2", "7"),
-    (uses(lambda s, x: x * len(s.config), lambda m: m.config.update(gamma=4)), "dict keys", "self.config", "['alpha', 'beta']", "['alpha', 'beta', 'gamma']"),
+    (uses(lambda s, x: x * s.scale, sets(scale=5.0)), ATTRIBUTE, "self.scale", "2.0", "5.0"),
+    (uses(lambda s, x: x * s.steps, sets(steps=4)), ATTRIBUTE, "self.steps", "3", "4"),
+    (uses(lambda s, x: x * 2 if s.name == "a" else x, sets(name="b")), ATTRIBUTE, "self.name", "'a'", "'b'"),
+    (uses(lambda s, x: x * 2 if s.flag else x * 3, sets(flag=True)), ATTRIBUTE, "self.flag", "False", "True"),
+    (uses(lambda s, x: x * 2 if s.mode is None else x * 3, sets(mode="b")), ATTRIBUTE, "self.mode", "None", "'b'"),
+    (uses(lambda s, x: x * s.config["alpha"], lambda m: m.config.update(alpha=4)),
+     ATTRIBUTE, "self.config['alpha']", "1", "4"),
+    (uses(lambda s, x: x * s.config["beta"][1], lambda m: m.config.update(beta=[1, 7])),
+     ATTRIBUTE, "self.config['beta'][1]", "2", "7"),
+    (uses(lambda s, x: x * len(s.config), lambda m: m.config.update(gamma=4)),
+     "dict keys", "self.config", "['alpha', 'beta']", "['alpha', 'beta', 'gamma']"),
     (uses(lambda s, x: x * len(s.sizes), lambda m: m.sizes.append(4)), "list length", "len(self.sizes)", "2", "3"),
-    (uses(lambda s, x: x * s.sizes[0], lambda m: m.sizes.__setitem__(0, 4)), "module attribute", "self.sizes[0]", "1", "4"),
-    (uses(lambda s, x: s.act(x), lambda m: setattr(m, "act", torch.tanh)), "module attribute", "self.act", "relu", "tanh"),
-    (uses(lambda s, x: x * s.power, lambda m: setattr(m, "power", 3)), "module attribute", "self.power", "missing", "there"),
-    (uses(lambda s, x: s.linear(x), lambda m: setattr(m, "linear", nn.Identity())), "module attribute", "self.linear", "Linear", "Identity"),
-    (uses(lambda s, x: s.drop(x) * 2, lambda m: m.eval()), "training flag", "self.drop.training", "True", "False"),
-    (uses(lambda s, x: x * 2 if s.training else x * 3, lambda m: m.eval()), "training flag", "self.training", "True", "False"),
-    (uses(lambda s, x: s.drop(x) * 2, lambda m: setattr(m.drop, "p", 0.25)), "module attribute", "self.drop.p", "0.5", "0.25"),
-    (uses(lambda s, x: s.linear(x), lambda m: m.linear.weight.requires_grad_(False)), "requires_grad", "self.linear.weight.requires_grad", "True", "False"),
-    (uses(lambda s, x: s.linear(x), lambda m: setattr(m.linear, "bias", None)), "module attribute", "self.linear.bias", "Parameter", "None"),
-    (uses(lambda s, x: s.linear(x).sum(), lambda m: setattr(m.linear, "weight", nn.Parameter(torch.randn(1, 4)))), "shape", "self.linear.weight.size(0)", "4", "1"),
-    (nested(lambda s, x: x * s.scale, lambda m: setattr(m.blocks[1], "scale", 5.0)), "module attribute", "self.blocks[1].scale", "2.0", "5.0"),
-    (nested(lambda s, x: s.drop(x), lambda m: m.blocks[0].eval()), "training flag", "self.blocks[0].drop.training", "True", "False"),
-    (nested(lambda s, x: s.drop(x), lambda m: m.blocks[1].drop.eval()), "training flag", "self.blocks[1].drop.training", "True", "False"),
-    (nested(lambda s, x: x * 2, lambda m: m.blocks.append(nn.Linear(4, 4))), "list length", "len(self.blocks)", "2", "3"),
-    (nested(lambda s, x: x * 2, lambda m: m.heads.update({"b": nn.Linear(4, 4)})), "dict keys", "self.heads", "['a']", "['a', 'b']"),
-    (nested(lambda s, x: x * s.config["alpha"], lambda m: m.blocks[0].config.update(alpha=9)), "module attribute", "self.blocks[0].config['alpha']", "1", "9"),
-    (builtin(lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), lambda m: m.eval()), "training flag", "self[1].training", "True", "False"),
-    (builtin(lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU()), lambda m: m.append(nn.ReLU())), "list length", "len(self)", "2", "3"),
-    (builtin(lambda: nn.Linear(4, 4), lambda m: m.requires_grad_(False)), "requires_grad", "self.bias.requires_grad", "True", "False"),
-    (builtin(lambda: nn.Dropout(0.5), lambda m: m.eval()), "training flag", "self.training", "True", "False"),
-    (builtin(lambda: nn.LayerNorm(4), lambda m: setattr(m, "eps", 1e-3)), "module attribute", "self.eps", "1e-05", "0.001"),
-    (builtin(lambda: nn.BatchNorm1d(4), lambda m: m.eval()), "training flag", "self.training", "True", "False"),
-    (attribute_in_a_function, "module attribute", "m.scale", "2.0", "7.0"),
-    (training_in_a_function, "training flag", "model.training", "True", "False"),
-    (method, "module attribute", "self.steps", "3", "5"),
-    (compiled_in_place, "module attribute", "self.steps", "3", "5"),
+    (uses(lambda s, x: x * s.sizes[0], lambda m: m.sizes.__setitem__(0, 4)), ATTRIBUTE, "self.sizes[0]", "1", "4"),
+    (uses(lambda s, x: s.act(x), sets(act=torch.tanh)), ATTRIBUTE, "self.act", "relu", "tanh"),
+    (uses(lambda s, x: x * s.power, sets(power=3)), ATTRIBUTE, "self.power", "missing", "there"),
+    (uses(lambda s, x: s.linear(x), sets(linear=nn.Identity())), ATTRIBUTE, "self.linear", "Linear", "Identity"),
+    (uses(lambda s, x: s.drop(x) * 2, lambda m: m.eval()), TRAINING, "self.drop.training", "True", "False"),
+    (uses(lambda s, x: x * 2 if s.training else x * 3, lambda m: m.eval()), TRAINING, "self.training", "True", "False"),
+    (uses(lambda s, x: s.drop(x) * 2, sets("drop", p=0.25)), ATTRIBUTE, "self.drop.p", "0.5", "0.25"),
+    (uses(lambda s, x: s.linear(x), lambda m: m.linear.weight.requires_grad_(False)),
+     "requires_grad", "self.linear.weight.requires_grad", "True", "False"),
+    (uses(lambda s, x: s.linear(x), sets("linear", bias=None)), ATTRIBUTE, "self.linear.bias", "Parameter", "None"),
+    (uses(lambda s, x: x @ s.linear.weight, sets("linear", weight=nn.Parameter(torch.randn(4, 6)))),
+     "shape", "self.linear.weight.size(1)", "4", "6"),
+    (nested(lambda s, x: x * s.scale, lambda m: sets(scale=5.0)(m.blocks[1])),
+     ATTRIBUTE, "self.blocks[1].scale", "2.0", "5.0"),
+    (nested(lambda s, x: s.drop(x), lambda m: m.blocks[0].eval()),
+     TRAINING, "self.blocks[0].drop.training", "True", "False"),
+    (nested(lambda s, x: s.drop(x), lambda m: m.blocks[1].drop.eval()),
+     TRAINING, "self.blocks[1].drop.training", "True", "False"),
+    (nested(lambda s, x: x * 2, lambda m: m.blocks.append(nn.Linear(4, 4))),
+     "list length", "len(self.blocks)", "2", "3"),
+    (nested(lambda s, x: x * 2, lambda m: m.heads.update({"b": nn.Linear(4, 4)})),
+     "dict keys", "self.heads", "['a']", "['a', 'b']"),
+    (nested(lambda s, x: x * s.config["alpha"], lambda m: m.blocks[0].config.update(alpha=9)),
+     ATTRIBUTE, "self.blocks[0].config['alpha']", "1", "9"),
+    (builtin(lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), lambda m: m.eval()),
+     TRAINING, "self[1].training", "True", "False"),
+    (builtin(lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU()), lambda m: m.append(nn.ReLU())),
+     "list length", "len(self)", "2", "3"),
+    (builtin(lambda: nn.Linear(4, 4), lambda m: m.requires_grad_(False)),
+     "requires_grad", "self.bias.requires_grad", "True", "False"),
+    (builtin(lambda: nn.Dropout(0.5), lambda m: m.eval()), TRAINING, "self.training", "True", "False"),
+    (builtin(lambda: nn.LayerNorm(4), sets(eps=1e-3)), ATTRIBUTE, "self.eps", "1e-05", "0.001"),
+    (builtin(lambda: nn.BatchNorm1d(4), lambda m: m.eval()), TRAINING, "self.training", "True", "False"),
+    (attribute_in_a_function, ATTRIBUTE, "m.scale", "2.0", "7.0"),
+    (training_in_a_function, TRAINING, "model.training", "True", "False"),
+    (method, ATTRIBUTE, "self.steps", "3", "5"),
+    (compiled_in_place, ATTRIBUTE, "self.steps", "3", "5"),
     (state(torch.no_grad), "grad mode", GRAD, "True", "False"),
     (leave(torch.no_grad), "grad mode", GRAD, "False", "True"),
     (state(torch.inference_mode), "grad mode", GRAD, "True", "False"),
     (state(lambda: torch.set_grad_enabled(False)), "grad mode", GRAD, "True", "False"),
-    (state(lambda: torch.autocast("cpu", dtype=torch.bfloat16)), "autocast", "torch.autocast", "off", "on (cpu torch.bfloat16)"),
-    (leave(lambda: torch.autocast("cpu", dtype=torch.bfloat16)), "autocast", "torch.autocast", "on (cpu torch.bfloat16)", "off"),
-    (state(lambda: torch.device("meta")), "device", "torch.get_default_device()", "None", "device(type='meta')"),
+    (state(lambda: torch.autocast("cpu", dtype=torch.bfloat16)),
+     "autocast", "torch.autocast", "off", "on (cpu torch.bfloat16)"),
+    (leave(lambda: torch.autocast("cpu", dtype=torch.bfloat16)),
+     "autocast", "torch.autocast", "on (cpu torch.bfloat16)", "off"),
+    (state(lambda: torch.device("meta")), "device", "torch.get_default_device()", "None", "meta"),
     (default_dtype, "dtype", "torch.get_default_dtype()", "torch.float32", "torch.float64"),
     (deterministic, "other", "torch.are_deterministic_algorithms_enabled()", "False", "True"),
     (threads, "other", "torch.get_num_threads()", str(torch.get_num_threads()), str(torch.get_num_threads() + 1)),

@@ -9,7 +9,6 @@ import math
 import types
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -354,8 +353,10 @@ CASES = [
     (change(lambda x, s: x * 2 if s is None else x, None, "a"), "str", "s", "None", "'a'"),
     (change(lambda x, s: x * 2 if s is None else x * 3, "a", None), "str", "s", "'a'", "None"),
     (change(lambda x, d: x.to(d), torch.float16, torch.bfloat16), "dtype", "d", "torch.float16", "torch.bfloat16"),
-    (change(lambda x, d: x.to(d), torch.device("cpu"), torch.device("meta")), "device", "d", "device(type='cpu')", "device(type='meta')"),
-    (change(lambda x, m: x * 2 if m is Mode.FAST else x, Mode.FAST, Mode.EXACT), "object identity", "m", "Mode.FAST", "Mode.EXACT"),
+    (change(lambda x, d: x.to(d), torch.device("cpu"), torch.device("meta")),
+     "device", "d", "device(type='cpu')", "device(type='meta')"),
+    (change(lambda x, m: x * 2 if m is Mode.FAST else x, Mode.FAST, Mode.EXACT),
+     "object identity", "m", "Mode.FAST", "Mode.EXACT"),
     (change(lambda x, m: x * m, Level.LOW, Level.HIGH), "object identity", "m", "Level.LOW", "Level.HIGH"),
     (change(lambda x, s: x * s[0], (2, 3), (4, 3)), "int", "s[0]", "2", "4"),
     (change(lambda x, s: x * s[0], [2, 3], [2, 3, 4]), "list length", "len(s)", "2", "3"),
@@ -387,7 +388,8 @@ CASES = [
     (set_global("STEPS", 4, lambda x: x * STEPS), "global", "STEPS", "3", "4"),
     (set_global("ACTIVATION", torch.tanh, lambda x: ACTIVATION(x)), "global", "ACTIVATION", "relu", "tanh"),
     (mutate(lambda: [1, 2], lambda x, s: x * s[1], lambda s: s.__setitem__(1, 5)), "int", "s[1]", "2", "5"),
-    (mutate(lambda: {"a": 1}, lambda x, d: x * len(d), lambda d: d.update(b=2)), "dict keys", "d", "['a']", "['a', 'b']"),
+    (mutate(lambda: {"a": 1}, lambda x, d: x * len(d), lambda d: d.update(b=2)),
+     "dict keys", "d", "['a']", "['a', 'b']"),
     (mutate(Config, lambda x, c: x * c.scale, lambda c: setattr(c, "scale", 4.0)), "float", "c.scale", "2.0", "4.0"),
     (mutate(Holder, lambda x, h: h.run(x), lambda h: h.sizes.pop()), "list length", "len(h.sizes)", "2", "1"),
     (closure_number, "closure", "factor", "2.0", "3.0"),

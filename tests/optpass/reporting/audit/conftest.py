@@ -60,7 +60,7 @@ def make_audit(folder: Path, rank: int = 0) -> Audit:
         Break(
             file=file, line=5, column=8, end_line=5, end_column=19, function="step", module="blocks.0",
             gb_type="Data-dependent branching", gb_id="GB0170", reason="The branch depends on the tensor's values.",
-            occurrences=3, rank=rank,
+            occurrences=3, rank=rank, effect="rest eager",
             cost=BreakCost(boundary_bytes=2**20, fusion_lost_us=120.0, compile_s=1.5, guard_us=12.0),
         ),
         Break(

@@ -37,6 +37,7 @@ def test_the_terminal_tells_what_matters(audit: Audit) -> None:
         " 2.5 s, steady calls 2 ms\n",
         "1. train.py:5:8 in step (blocks.0)  x3\n   GB0170 Data-dependent branching: The branch depends on",
         "     5 | if y.sum() > 0:\n       |    ^^^^^^^^^^^\n",
+        "   effect: the rest of the function runs eager\n",
         "cost: 1 MiB across the boundary per call, 120 us of fusion lost per call (predicted), 1.5 s compiling what",
         " is behind it, 12 us of guards per call\n",
         "follows from it: train.py:6:9 in step: GB0059 Failed to trace builtin operator\n",

@@ -1,0 +1,218 @@
+"""Why a frame matches none of its cache entries: every failing guard of the entry that it is closest to."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from optpass.backend.audit.causes import Judge
+from optpass.backend.audit.containers import keys_of
+from optpass.backend.audit.findings import Finding
+from optpass.backend.audit.guards import Failure, Modes, Scope, failures, plain
+from optpass.backend.audit.locations import Function, function_of, names_of
+from optpass.backend.audit.sources_text import prefixes, sources_in
+from optpass.backend.audit.values import describe, shorten
+from optpass.backend.compat import audit_guards as dynamo
+
+log = logging.getLogger(__name__)
+
+_LIMIT = ("recompile limit exceeded", "RecompileLimit", "CacheLimitExceeded")
+_GUARDS = 20
+#: Of several failed guards, what is named first: what explains the others.
+_RANK = {"backend": 0, "grad mode": 1, "autocast": 1, "device": 2, "dtype": 3, "training flag": 4}
+
+
+@dataclass(frozen=True)
+class Why:
+    """Why one frame was compiled again.
+
+    Attributes:
+        guards: all failing guards of the closest cache entry.
+        dynamic: what `torch.compile(dynamic=...)` was given.
+    """
+
+    function: Function
+    finding: Finding
+    guards: tuple[str, ...]
+    dynamic: bool | None
+
+
+def is_limit(error: BaseException) -> bool:
+    """Whether Dynamo refused to compile because it had compiled the function too often."""
+    kind = getattr(error, "gb_type", None)
+    text = f"{type(error).__name__} {kind if isinstance(kind, str) else ''}"
+    return any(mark in text for mark in _LIMIT)
+
+
+def conditioned(manager: Any, call: dynamo.CompileCall) -> dict[str, str]:
+    """Values of the places that a new entry's guards put conditions on; the guards themselves do not keep them."""
+    parts = dynamo.conditions(manager)
+    scope = Scope({"L": call.local, "G": call.namespace})
+    found = {keys_of(source): describe(keys) for source, keys in dicts_in(call.local)}
+    for source in dict.fromkeys(source for part in parts for source in sources_in(plain(part))):
+        try:
+            found[source] = describe(scope.evaluate(source))
+        except Exception:  # noqa: BLE001  # Dynamo's own helpers are not known here: the condition is told instead
+            continue
+    return found
+
+
+def dicts_in(local: Mapping[str, Any], most: int = 200) -> Iterator[tuple[str, list[Any]]]:
+    """Dicts that a frame was called with, at most three steps deep, as Dynamo names them, with their keys."""
+    waiting: list[tuple[str, Any, int]] = [(f"L[{name!r}]", value, 3) for name, value in local.items()]
+    for source, value, depth in waiting:
+        if type(value) is dict:
+            yield source, list(value)
+            items = [(f"{source}[{key!r}]", item) for key, item in value.items() if type(key) in (str, int)]
+        elif type(value) in (list, tuple):
+            items = [(f"{source}[{index}]", item) for index, item in enumerate(value)]
+        elif isinstance(value, torch.Tensor) or type(value).__module__ == "builtins":
+            continue
+        else:
+            items = [(f"{source}.{name}", item) for name, item in list(getattr(value, "__dict__", {}).items())]
+        if depth and len(waiting) + len(items) <= most:
+            waiting.extend((inner, item, depth - 1) for inner, item in items)
+
+
+def explain(call: dynamo.CompileCall, made_for: Mapping[Any, dict[str, str]], modes: Modes | None) -> Why:
+    """Why the frame matches none of its cache entries: every failing guard of the closest one.
+
+    The closest entry fails the fewest guards, those that fail for the same change taken as one; of several, the one
+    used last.
+
+    Args:
+        call: the compile.
+        made_for: by an entry's guard manager, values that it was compiled for (see `conditioned`).
+        modes: torch function modes of the call, which Dynamo has switched off by now; None: not known.
+    """
+    best: tuple[int, Any, list[Failure], Scope] | None = None
+    for entry in call.entries:
+        if dynamo.invalidation(entry) is not None:
+            continue
+        scope = Scope(dynamo.guard_scope(entry, call.local))
+        other = not same_backend(dynamo.entry_backend(entry), call.backend)
+        failed = _failures(entry, scope, modes, call.local)
+        distance = len({_change(failure) for failure in failed}) + other
+        if best is None or distance < best[0]:
+            best = (distance, entry, failed, scope)
+    function = function_of(call)
+    dynamic = getattr(call.backend, "dynamic", None)
+    if best is None:
+        return _gone(call, function, dynamic)
+    _, entry, failed, scope = best
+    names = names_of(call)
+    judge = Judge(scope, () if names else call.code.co_freevars, names, made_for.get(entry.guard_manager, {}), _by_id)
+    findings = [(judge.finding(failure), failure) for failure in failed]
+    if not same_backend(dynamo.entry_backend(entry), call.backend):
+        findings.insert(0, (_backend(entry, call), Failure("BACKEND", "the backend is the same", "")))
+    if not findings:
+        findings = [(_unknown(entry, call), Failure("", "", ""))]
+    finding, _ = min(enumerate(findings), key=lambda item: (*_rank(*item[1]), item[0]))[1]
+    guards = tuple(_guard_text(f, failure, judge) for f, failure in findings[:_GUARDS])
+    scope.forget()
+    return Why(function, finding, guards, dynamic if isinstance(dynamic, bool) else None)
+
+
+def _change(failure: Failure) -> tuple[str, ...]:
+    """What changed, without where: a longer sequence makes many tensors longer, `eval()` changes many modules."""
+    if failure.kind in ("tensor", "state"):
+        return failure.kind, failure.property, failure.before or "", failure.after or ""
+    return failure.kind, failure.code.replace(failure.source, "") if failure.source else failure.code
+
+
+def _failures(entry: Any, scope: Scope, modes: Modes | None, local: dict[str, Any]) -> list[Failure]:
+    """Every failing guard; Dynamo's own first one where the tree cannot be walked or tells nothing."""
+    try:
+        found = failures(entry, scope, modes)
+    except Exception:  # a tree of guards of a form unknown here: Dynamo's own reason is left
+        log.debug("guards could not be walked", exc_info=True)
+        found = []
+    if not found:
+        found = [Failure("", plain(part), "") for part in dynamo.first_failure(entry, local)[:1]]
+    return found
+
+
+def _rank(finding: Finding, failure: Failure) -> tuple[int, int]:
+    rank = _RANK.get(finding.cause, 5)
+    if failure.kind == "tensor" and finding.cause in ("device", "dtype"):
+        rank = 3  # a tensor's own device explains no other failure
+    if failure.kind == "SET_CONTAINS":
+        rank += 1  # beside the set as a whole
+    return rank, len(prefixes(failure.source))
+
+
+def _guard_text(finding: Finding, failure: Failure, judge: Judge) -> str:
+    if failure.kind == "tensor":
+        return f"{finding.source} == {finding.before}, now {finding.after}"
+    if failure.kind in ("", "state", "BACKEND", "TORCH_FUNCTION_MODE_STACK"):
+        return shorten(failure.code, 300)
+    text = judge.condition_text(failure.code)
+    if text == failure.code and not failure.kind.startswith("LAMBDA"):
+        text = f"{finding.source} == {finding.before}"
+    return shorten(f"{text}, now {finding.after}" if finding.after else text, 300)
+
+
+def _gone(call: dynamo.CompileCall, function: Function, dynamic: Any) -> Why:
+    """All cache entries were given up because an object that they held weakly died."""
+    reason = dynamo.invalidation(call.entries[0]) or ""
+    source = reason.removeprefix("Cache line invalidated because ").removesuffix(" got deallocated")
+    scope = Scope({"L": call.local, "G": call.namespace})
+    judge = Judge(scope, call.code.co_freevars, names_of(call), {}, _by_id)
+    inner = source.removeprefix("type(").removesuffix(")") if source.startswith("type(") else source
+    value = judge.value(inner)
+    finding = Finding(
+        "weak reference", judge.text(source), "an object that is gone", describe(value), judge.text(inner)
+    )
+    scope.forget()
+    return Why(function, finding, (reason,), dynamic if isinstance(dynamic, bool) else None)
+
+
+def _unknown(entry: Any, call: dynamo.CompileCall) -> Finding:
+    parts = dynamo.first_failure(entry, call.local)
+    return Finding("other", "", "", "", parts[0] if parts else "")
+
+
+def same_backend(first: Any, second: Any) -> bool:
+    """As Dynamo's cache compares backends."""
+    if first is second:
+        return True
+    try:
+        return bool(first == second)
+    except Exception:  # noqa: BLE001  # a backend's own `__eq__`
+        return False
+
+
+def _backend(entry: Any, call: dynamo.CompileCall) -> Finding:
+    first, second = dynamo.entry_backend(entry), call.backend
+    before, after = backend_text(first), backend_text(second)
+    if before == after:
+        after = f"another {after}"
+    return Finding("backend", "torch.compile's backend", before, after)
+
+
+def backend_text(backend: Any) -> str:
+    """A backend's name and what it was given: what makes two of them differ."""
+    name = getattr(backend, "compiler_name", None) or getattr(backend, "__name__", None) or type(backend).__name__
+    given: dict[str, Any] = {}
+    if getattr(backend, "dynamic", None) is not None:
+        given["dynamic"] = backend.dynamic
+    options = getattr(backend, "kwargs", None) or getattr(backend, "config", None) or {}
+    given |= options if isinstance(options, dict) else {}
+    inside = ", ".join(f"{key}={describe(value)}" for key, value in given.items())
+    return shorten(f"{name}({inside})" if inside else str(name))
+
+
+def _by_id(identity: int) -> Any:
+    """The living object with this id that the garbage collector knows; code objects by their function."""
+    for thing in gc.get_objects():
+        if id(thing) == identity:
+            return thing
+        if type(thing) is types.FunctionType and id(thing.__code__) == identity:
+            return thing.__code__
+    return None

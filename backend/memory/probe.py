@@ -1,0 +1,72 @@
+"""Workspaces that only the library knows, found by running the operator once on tensors of zeros.
+
+oneDNN chooses layouts and scratchpads by processor, shape and thread count. An answer is kept for the process; each
+costs one run of the operator and as many bytes as that takes.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from optpass.backend.memory.measure import measure_peak, storage_bytes
+from optpass.passes.memory.workspace_call import Call, number, sizes, strides
+
+
+def library_workspace(call: Call) -> int | None:
+    """Bytes that `call` allocates and releases inside itself on this machine's CPU; None where it cannot be run."""
+    try:
+        arguments = tuple((name, _frozen(value)) for name, value in call.args.items())
+        return _measured(call.target, arguments, torch.get_num_threads())
+    except (TypeError, RuntimeError):
+        # An argument that cannot be made up, or an operator that zeros do not suit: the formula stands.
+        return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _measured(target: Any, arguments: tuple[tuple[str, Any], ...], threads: int) -> int:
+    with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        values = {name: _made(value) for name, value in arguments}
+        results: list[Any] = []
+        peak = measure_peak(lambda: results.append(target(**values)), collect=False)
+        seen: set[int] = set()
+        storage_bytes([values], seen=seen)
+        return max(0, peak.bytes_above_start - storage_bytes(results, seen=seen))
+
+
+def _frozen(value: Any) -> Any:
+    """An argument as a hashable description of it; tensors by their metadata."""
+    if isinstance(value, torch.Tensor):
+        return _Like(sizes(value), strides(value), value.dtype)
+    if isinstance(value, (list, tuple)):
+        return tuple(_frozen(item) for item in value)
+    if isinstance(value, torch.SymInt):
+        return number(value)
+    hash(value)
+    return value
+
+
+def _made(value: Any) -> Any:
+    if isinstance(value, _Like):
+        return value.make()
+    return [_made(item) for item in value] if isinstance(value, tuple) else value
+
+
+class _Like:
+    """Metadata of a tensor, equal to others by value."""
+
+    def __init__(self, size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.key = (size, stride, dtype)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Like) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def make(self) -> torch.Tensor:
+        size, stride, dtype = self.key
+        return torch.empty_strided(size, stride, dtype=dtype).zero_()

@@ -1,0 +1,451 @@
+"""The silent eager ledger: every scripted way to run eager without a word is told, with its calls, and nothing else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from optpass.backend.audit import eager_calls
+from optpass.backend.audit.silent import SilentCollector
+from optpass.reporting.audit.model import SilentEager
+
+X = torch.randn(4)
+Ledger = Callable[[], list[SilentEager]]
+
+
+def compiled(function: Any, **options: Any) -> Any:
+    return torch.compile(function, **({"backend": "eager"} | options))
+
+
+@pytest.fixture
+def ledger() -> Iterator[Ledger]:
+    torch._dynamo.reset()
+    collector = SilentCollector()
+    collector.install()
+    try:
+        yield collector.records
+    finally:
+        collector.uninstall()
+        torch._dynamo.reset()
+
+
+def told(ledger: Ledger) -> list[tuple[str, str, int | None]]:
+    return [(r.kind, r.function.rpartition(".")[2], r.calls) for r in ledger()]
+
+
+def early(x: Any, leave: Any) -> Any:
+    if leave:
+        return x
+    return x * 2
+
+
+class Early(nn.Module):
+    def forward(self, x: Any, leave: bool = False) -> Any:
+        return x if leave else x * 2
+
+
+def ints(x: Any, n: Any) -> Any:
+    return x.reshape(n, -1)
+
+
+def failing(gm: Any, inputs: Any) -> Any:
+    raise ValueError("no such operation")
+
+
+def limit(name: str = "recompile_limit") -> None:
+    run, y = compiled(ints, dynamic=False), torch.randn(2520)
+    with torch._dynamo.config.patch({name: 2}):
+        for n in (1, 2, 3, 4):
+            run(y, n)
+        run(y, 1)
+
+
+def limit_outside() -> None:
+    limit()
+    run = compiled(ints, dynamic=False)
+    run(torch.randn(2520), 5)
+
+
+def accumulated() -> None:
+    limit("accumulated_recompile_limit")
+
+
+def limit_of_a_module() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Any, n: Any) -> Any:
+            return x * n
+
+    run = compiled(Scaled(), dynamic=False)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for n in (1, 2, 3):
+            run(X, n)
+
+
+def limit_behind_a_break() -> None:
+    def broken(x: Any, n: Any) -> Any:
+        x = x + 1
+        torch._dynamo.graph_break()
+        return x * n
+
+    run = compiled(broken, dynamic=False)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for n in (1, 2, 3):
+            run(X, n)
+
+
+def poisoned_at_first() -> None:
+    run = compiled(early)
+    run(X, True)
+    run(X, False)
+    run(X, False)
+
+
+def poisoned_later() -> None:
+    run = compiled(early)
+    run(X, False)
+    run(X, True)
+    run(X, False)
+    run(X, False)
+
+
+def poisoned_module() -> None:
+    run = compiled(Early())
+    run(X, True)
+    run(X)
+
+
+def poisoned_by_a_loop() -> None:
+    def total(xs: Any) -> Any:
+        result = None
+        for x in xs:
+            result = x * 2
+        return result
+
+    run = compiled(total)
+    run([])
+    run([X])
+
+
+def poisoned_behind_a_break() -> None:
+    def broken(x: Any, leave: Any) -> Any:
+        x = x + 1
+        torch._dynamo.graph_break()
+        if leave:
+            return x
+        return x * 2
+
+    run = compiled(broken)
+    run(X, True)
+    run(X, False)
+
+
+def poisoned_helper() -> None:
+    def outer(x: Any, leave: Any) -> Any:
+        try:
+            torch._dynamo.graph_break()
+            return early(x, leave)
+        finally:
+            pass
+
+    run = compiled(outer)
+    run(X, True)
+    run(X, False)
+
+
+def whole_frame_skipped() -> None:
+    def looping(x: Any) -> Any:
+        x = x * 2
+        for _ in range(2):
+            torch._dynamo.graph_break()
+            x = x + 1
+        return x
+
+    run = compiled(looping)
+    for _ in range(3):
+        run(X)
+
+
+def generator() -> None:
+    def parts(x: Any) -> Any:
+        yield x * 2
+
+    run = compiled(parts)
+    list(run(X))
+    list(run(X))
+
+
+def backend_error() -> None:
+    def double(x: Any) -> Any:
+        return x * 2
+
+    with torch._dynamo.config.patch(suppress_errors=True):
+        run = compiled(double, backend=failing)
+        for _ in range(3):
+            run(X)
+
+
+def dispatch_mode() -> None:
+    def square(x: Any) -> Any:
+        return x * x
+
+    run = compiled(square)
+    with FlopCounterMode(display=False):
+        run(X)
+    run(X)
+
+
+def disabled_by_config() -> None:
+    def inner(x: Any) -> Any:
+        return x * 3
+
+    def double(x: Any) -> Any:
+        return inner(x) * 2
+
+    with torch._dynamo.config.patch(disable=True):
+        run = compiled(double)
+        run(X)
+        run(X)
+
+
+def disabled_module_by_config() -> None:
+    with torch._dynamo.config.patch(disable=True):
+        run = compiled(Early())
+        run(X)
+        run(X)
+
+
+def disabled_by_argument() -> None:
+    compiled(early, disable=True)(X, False)
+
+
+def stance_eager() -> None:
+    run = compiled(early)
+    run(X, False)
+    with torch.compiler.set_stance("force_eager"):
+        run(X, False)
+        run(X, False)
+    run(X, False)
+
+
+def stance_eager_for_a_module() -> None:
+    run = compiled(Early())
+    with torch.compiler.set_stance("force_eager"):
+        run(X)
+
+
+def stance_on_recompile() -> None:
+    run = compiled(ints, dynamic=False)
+    y = torch.randn(12)
+    run(y, 2)
+    with torch.compiler.set_stance("eager_on_recompile"):
+        run(y, 2)
+        run(y, 3)
+        run(y, 4)
+        run(y, 2)
+
+
+def stance_as_a_decorator() -> None:
+    @torch.compiler.set_stance("force_eager")
+    def step() -> Any:
+        return run(X, False)
+
+    run = compiled(early)
+    step()
+    step()
+
+
+def never_called() -> None:
+    def double(x: Any) -> Any:
+        return x * 2
+
+    compiled(double)
+    double(X)
+
+
+def module_never_called() -> None:
+    model = Early()
+    compiled(model)
+    model(X)
+
+
+CASES = [
+    (limit, ("recompile limit", "ints", 2)),
+    (limit_outside, ("recompile limit", "ints", 3)),
+    (accumulated, ("recompile limit", "ints", 2)),
+    (limit_of_a_module, ("recompile limit", "forward", 2)),
+    (limit_behind_a_break, ("recompile limit", "broken", 1)),
+    (poisoned_at_first, ("skip poisoned", "early", 3)),
+    (poisoned_later, ("skip poisoned", "early", 3)),
+    (poisoned_module, ("skip poisoned", "forward", 2)),
+    (poisoned_by_a_loop, ("skip poisoned", "total", 2)),
+    (poisoned_behind_a_break, ("skip poisoned", "broken", 2)),
+    (poisoned_helper, ("skip poisoned", "early", 2)),
+    (whole_frame_skipped, ("frame skipped", "looping", 3)),
+    (generator, ("frame skipped", "parts", 2)),
+    (backend_error, ("backend error suppressed", "double", 3)),
+    (dispatch_mode, ("frame skipped", "square", 2)),
+    (disabled_by_config, ("compile disabled", "double", 2)),
+    (disabled_module_by_config, ("compile disabled", "forward", 2)),
+    (disabled_by_argument, ("compile disabled", "early", None)),
+    (stance_eager, ("compile disabled", "early", 2)),
+    (stance_eager_for_a_module, ("compile disabled", "forward", 1)),
+    (stance_on_recompile, ("compile disabled", "ints", 2)),
+    (stance_as_a_decorator, ("compile disabled", "early", 2)),
+    (never_called, ("not compiled", "double", None)),
+    (module_never_called, ("not compiled", "forward", None)),
+]
+
+
+@pytest.mark.parametrize(("script", "expected"), CASES, ids=lambda value: getattr(value, "__name__", ""))
+def test_every_way_is_told(ledger: Ledger, script: Any, expected: tuple[str, str, int | None]) -> None:
+    script()
+    assert expected in told(ledger)
+    (record,) = [r for r in ledger() if r.kind == expected[0]]
+    assert record.line
+    assert record.reason
+    assert record.fix.text
+    assert record.file.endswith("test_silent.py")
+
+
+@pytest.mark.parametrize("script", [limit, poisoned_at_first, poisoned_later, stance_on_recompile, disabled_by_config])
+def test_nothing_else_is_told(ledger: Ledger, script: Any) -> None:
+    script()
+    assert len(ledger()) == 1
+
+
+def test_environment(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    compiled(early)(X, False)
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE")
+    (record,) = ledger()
+    assert record.kind == "compile disabled"
+    assert "TORCHDYNAMO_DISABLE" in record.reason
+
+
+def test_healthy_functions_are_not_told(ledger: Ledger) -> None:
+    def helper(x: Any) -> Any:
+        return x.shape[0]
+
+    def broken(x: Any) -> Any:
+        x = x + 1
+        torch._dynamo.graph_break()
+        return x * helper(x)
+
+    run, model = compiled(broken), compiled(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    for _ in range(3):
+        run(X)
+        model(X)
+    compiled(lambda x: [x * 2])(X)
+    assert ledger() == []
+
+
+def test_the_limits_last_change_is_named(ledger: Ledger) -> None:
+    limit()
+    (record,) = ledger()
+    assert "n (was 2, now 3; cause: int)" in record.reason
+    assert "recompile_limit = 4" in record.fix.text
+
+
+def test_behaviour_is_that_without_an_audit() -> None:
+    """Compiled or eager, and how often the backend is called: the same with a ledger, and behind it."""
+
+    def run(audited: bool) -> list[Any]:
+        torch._dynamo.reset()
+        calls: list[int] = []
+
+        def backend(gm: Any, inputs: Any) -> Any:
+            calls.append(len(gm.graph.nodes))
+            return gm
+
+        collector = SilentCollector()
+        if audited:
+            collector.install()
+        for leave in (False, True, False):
+            compiled(early, backend=backend)(X, leave)
+        numbers, y = compiled(ints, backend=backend, dynamic=False), torch.randn(2520)
+        with torch._dynamo.config.patch(recompile_limit=2):
+            for n in (1, 2, 3, 1, 4):
+                numbers(y, n)
+        if audited:
+            collector.uninstall()
+        compiled(early, backend=backend)(X, False)
+        numbers(y, 7)
+        numbers(y, 2)
+        return calls
+
+    assert run(True) == run(False)
+
+
+def test_reset_undoes_a_decision(ledger: Ledger) -> None:
+    run = compiled(early)
+    run(X, True)
+    torch._dynamo.reset()
+    run(X, False)
+    run(X, False)
+    assert told(ledger) == [("skip poisoned", "early", 1)]
+
+
+def test_reset_before_uninstall_stays_a_reset() -> None:
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounter()
+    collector = SilentCollector()
+    collector.install()
+    compiled(early, backend=counter)(X, True)
+    torch._dynamo.reset()
+    collector.uninstall()
+    compiled(early, backend=counter)(X, False)
+    assert counter.frame_count == 1
+
+
+def test_calls_are_counted_only_so_far(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager_calls, "MOST", 5)
+    run = compiled(early)
+    for _ in range(9):
+        run(X, True)
+    (record,) = ledger()
+    assert record.calls == 5
+    assert "up to here" in record.reason
+
+
+def test_several_ledgers(ledger: Ledger) -> None:
+    run = compiled(early)
+    run(X, True)
+    second = SilentCollector()
+    second.install()
+    run(X, False)
+    second.uninstall()
+    run(X, False)
+    assert told(second.records) == [("skip poisoned", "early", 1)]
+    assert told(ledger) == [("skip poisoned", "early", 3)]
+
+
+def test_threads(ledger: Ledger) -> None:
+    run = compiled(early)
+    run(X, True)
+    threads = [threading.Thread(target=lambda: [run(X, False) for _ in range(50)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert told(ledger) == [("skip poisoned", "early", 201)]
+
+
+def test_non_recursive_disable_is_respected(ledger: Ledger) -> None:
+    graphs: list[int] = []
+
+    def backend(gm: Any, inputs: Any) -> Any:
+        graphs.append(sum(node.op == "call_function" for node in gm.graph.nodes))
+        return gm
+
+    @torch.compiler.disable(recursive=False)
+    def left_out(x: Any) -> Any:
+        return early(x * 2 * 3, False)
+
+    compiled(lambda x: left_out(x + 1) + 1, backend=backend)(X)
+    assert graphs == [1, 1, 1]

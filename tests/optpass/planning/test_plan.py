@@ -1,0 +1,117 @@
+"""Requests answered: records, sharding, and errors that say what would help."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from optpass.errors import BudgetInfeasibleError, ConfigError, TraceError
+from optpass.passes import devices
+from optpass.passes.memory.optimizers import OptimizerCost
+from optpass.planning import plan as planning
+from optpass.planning.plan import Solved, no_plan, plan_step, solve
+from optpass.planning.request import Request
+from optpass.planning.shard import Shard
+from optpass.reporting.plan.model import PlanReport
+from optpass.units import parse_budget
+
+
+@pytest.fixture
+def answer(request_for_chain: Request, solved: Solved, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Answers requests about the chain without tracing it again."""
+    monkeypatch.setattr(planning, "solve", lambda request, batch: solved)
+
+    def ask(**changes: Any) -> PlanReport:
+        return plan_step(replace(request_for_chain, **changes))
+
+    return ask
+
+
+def test_the_record_of_an_unconstrained_step(answer: Any, solved: Solved) -> None:
+    report = answer()
+    assert report.budget_bytes is None and report.optimizer == "adamw" and report.device.key == "h100"
+    assert report.predicted_peak_bytes == report.unconstrained_bytes == report.ledger.total
+    assert not report.recomputed and report.overhead.predicted_slowdown == 1.0
+    assert report.batch.size == 512 and not report.batch.searched and report.inputs == "float32[512, 24]"
+    assert report.parameter_count == 24 * 64 + 64 + 6 * (64 * 64 + 64)
+    saved = {tensor.tensor: tensor for tensor in report.saved}
+    assert len(saved) == len(report.saved) and all(t.bytes > 0 and t.file and t.line for t in report.saved)
+    assert {t.module for t in report.saved} >= {"blocks.0", "blocks.5"}
+
+
+def test_the_record_of_a_budget(answer: Any, solved: Solved) -> None:
+    middle = (solved.planner.floor + solved.planner.unconstrained) // 2
+    report = answer(budget=parse_budget(middle))
+    assert report.budget_bytes == middle >= report.predicted_peak_bytes == report.ledger.total
+    assert report.recomputed and report.overhead.predicted_slowdown > 1.0
+    assert report.overhead.recompute_us == pytest.approx(sum(t.time_us * t.copies for t in report.recomputed))
+    flops = sum(t.flops * t.copies for t in report.recomputed)
+    assert report.overhead.recompute_flops_fraction == pytest.approx(flops / solved.planner.flops)
+    assert report.offload is not None and report.offload.link_bytes_per_s == report.offload.link_bytes_per_s
+    assert PlanReport.model_validate_json(report.model_dump_json(by_alias=True)) == report
+
+
+def test_a_share_of_the_device_and_more_than_it_has(answer: Any) -> None:
+    report = answer(budget=parse_budget("50%"))
+    assert report.budget_bytes == devices.resolve("h100").memory_bytes // 2
+    with pytest.raises(ConfigError, match="is more than NVIDIA H100"):
+        answer(budget=parse_budget("800GiB"), where="--budget='800GiB'")
+
+
+def test_an_infeasible_budget_says_what_would_help(request_for_chain: Request, solved: Solved) -> None:
+    budget = solved.planner.floor - 200_000
+    error = no_plan(replace(request_for_chain, where="--budget"), solved, budget)
+    assert isinstance(error, BudgetInfeasibleError) and error.floor_bytes == solved.planner.floor
+    said = str(error)
+    assert said.startswith("--budget: no plan of this training step fits")
+    assert "conftest.py:" in said and "blocks." in said  # the largest tensors, where they are made
+    micro = re.search(r"micro-batch (\d+), about \(smallest peak", said)
+    assert micro is not None and 1 <= int(micro[1]) < 512
+    assert "the state of adamw in bfloat16" in said and "sharding over 8 devices" in said
+
+
+def test_sharding_divides_the_state(request_for_chain: Request, solved: Solved) -> None:
+    shard = Shard("fsdp", 4)
+    other = solve(replace(request_for_chain, shard=shard), None)
+    whole, part = solved.state, other.state
+    assert part.parameters == -(-whole.parameters // 4) and part.gradients == -(-whole.gradients // 4)
+    assert part.optimizer.state_bytes == -(-whole.optimizer.state_bytes // 4)
+    assert other.gathered.layer.startswith("blocks.") and other.gathered.parameters == 64 * 64 * 4 + 512
+    plan, before = other.planner.plan(None), solved.planner.plan(None)
+    assert plan is not None and before is not None
+    assert plan.ledger.parameters == part.parameters
+    assert plan.ledger.temporaries >= other.gathered.bytes
+    made = other.planner.graphs[0].gradients
+    assert 0.25 * solved.planner.graphs[0].gradients <= made < 0.3 * solved.planner.graphs[0].gradients
+
+
+def test_accumulation_has_gradients_from_the_start(request_for_chain: Request, solved: Solved) -> None:
+    other = solve(replace(request_for_chain, accumulation=2), None)
+    assert other.planner.fixed.throughout == solved.planner.fixed.throughout + solved.state.gradients
+
+
+def test_an_optimizer_that_was_found_is_counted(request_for_chain: Request) -> None:
+    cost = OptimizerCost("own", 12_345, 678)
+    other = solve(replace(request_for_chain, optimizer=None, found=cost), None)
+    assert other.state.optimizer == cost
+
+
+def test_several_graphs_are_planned_together(solved: Solved, solved_in_two: Solved) -> None:
+    assert len(solved_in_two.planner.graphs) > 1
+    assert solved_in_two.planner.fixed == solved.planner.fixed
+    ratio = solved_in_two.planner.unconstrained / solved.planner.unconstrained
+    assert 0.95 < ratio < 1.3  # an upper bound, but no wild one
+    plan = solved_in_two.planner.plan(solved_in_two.planner.floor)
+    assert plan is not None and any("3" in (t.module or "") for t in plan.saved + plan.recomputed)
+
+
+def test_without_a_backward_there_is_no_step(capture_of: Any) -> None:
+    model = nn.Linear(8, 8).requires_grad_(False)
+    request = Request(capture=capture_of(model, torch.randn(4, 8)), device=devices.resolve("h100"))
+    with pytest.raises(TraceError, match="no backward"):
+        solve(request, None)

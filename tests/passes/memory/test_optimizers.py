@@ -1,0 +1,192 @@
+"""The optimizer ledger against torch itself: state by counting its tensors, temporaries by the profiler."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from optpass.backend.memory.measure import measure_peak
+from optpass.errors import ConfigError
+from optpass.options import Options
+from optpass.passes.memory import optimizers
+from optpass.passes.memory.optimizer_rehearsal import ParameterSize, rehearse, sizes_of
+from optpass.passes.memory.optimizer_search import cost_of, find_optimizer
+
+#: Classes that cannot be rehearsed: a closure, sparse gradients.
+BY_FORMULA = {"LBFGS", "SparseAdam"}
+CLASSES = [
+    name
+    for name, kind in vars(torch.optim).items()
+    if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+]
+#: Settings beyond the defaults that change what is kept or made.
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "SGD": [{"momentum": 0.9}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}],
+    "Adam": [{"amsgrad": True}, {"weight_decay": 0.1}],
+    "AdamW": [{"amsgrad": True}, {"maximize": True}],
+    "RMSprop": [{"momentum": 0.9, "centered": True}, {"weight_decay": 0.1}],
+}
+SHAPES = [(300, 400), (70, 90), (500,)]
+
+
+def cases() -> list[Any]:
+    found = []
+    for name in CLASSES:
+        known = inspect.signature(getattr(torch.optim, name)).parameters
+        modes: list[dict[str, Any]] = [{}]
+        modes = [{"foreach": False}, {"foreach": True}] if "foreach" in known else modes
+        modes += [{"fused": True}] if "fused" in known else []
+        for settings in [{}, *SETTINGS.get(name, [])]:
+            found += [pytest.param(name, {**settings, **mode}, id=f"{name}-{settings}-{mode}") for mode in modes]
+    return [case for case in found if case.values[0] not in BY_FORMULA]
+
+
+def real(name: str, settings: dict[str, Any], shapes: list[tuple[int, ...]]) -> tuple[int, int]:
+    """Bytes of the state that a real optimizer keeps, and the peak of its second step."""
+    parameters = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+    optimizer = getattr(torch.optim, name)(parameters, lr=1e-3, **settings)
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    peak = measure_peak(optimizer.step).bytes_above_start
+    state = [v for p in parameters for v in optimizer.state[p].values() if isinstance(v, torch.Tensor) and v.dim()]
+    return sum(v.numel() * v.element_size() for v in state), peak
+
+
+@pytest.mark.parametrize(("name", "settings"), cases())
+def test_every_optimizer_of_torch_is_rehearsed_exactly(name: str, settings: dict[str, Any]) -> None:
+    shapes = SHAPES[:2] if name == "Muon" else SHAPES  # Muon takes matrices only
+    sizes = [ParameterSize(shape, torch.float32) for shape in shapes]
+    state, step = rehearse(getattr(torch.optim, name), [{**settings, "lr": 1e-3, "params": sizes}], gpu=False)
+    kept, peak = real(name, settings, shapes)
+    assert abs(state - kept) <= 64 * len(shapes)  # scalars, such as a step count
+    # A product of matrices may pack its operands inside the kernel, which no operator allocates.
+    slack = 0.1 * peak if name == "Muon" else 256
+    assert abs(step - peak) <= slack
+
+
+def test_every_class_of_torch_is_in_the_table() -> None:
+    kinds = {entry.kind for entry in optimizers.entries().values()}
+    assert set(CLASSES) <= kinds | BY_FORMULA
+    assert all(entry.source for entry in optimizers.entries().values())
+
+
+def test_states_follow_the_dtype_of_the_parameter() -> None:
+    wide, narrow = ([ParameterSize((64, 48), dtype)] for dtype in (torch.float32, torch.bfloat16))
+    assert optimizers.state_bytes("adamw", wide) == 2 * optimizers.state_bytes("adamw", narrow) == 2 * wide[0].nbytes
+    assert optimizers.state_bytes("adamw_8bit", wide) == optimizers.state_bytes("adamw_8bit", narrow)
+    assert optimizers.state_bytes("lion", wide) == wide[0].nbytes
+    assert optimizers.state_bytes("none", wide) == optimizers.step_bytes("none", wide) == 0
+
+
+def test_a_gpu_takes_all_parameters_at_once() -> None:
+    sizes = [ParameterSize((64, 48), torch.float32)] * 5
+    assert optimizers.step_bytes("adamw", sizes, gpu=True) == 5 * sizes[0].nbytes
+    assert optimizers.step_bytes("adamw", sizes) < 5 * sizes[0].nbytes
+    assert optimizers.cost("adamw", sizes, gpu=True, settings={"fused": True}).step_bytes == 0
+
+
+def test_muon_leaves_vectors_to_another() -> None:
+    matrix, vector = ParameterSize((64, 48), torch.float32), ParameterSize((640,), torch.float32)
+    assert optimizers.state_bytes("muon", [matrix, vector]) == matrix.nbytes + 2 * vector.nbytes
+
+
+@pytest.mark.parametrize("name", ["AdamW", "torch.optim.AdamW", "adam-w", " adamw "])
+def test_spellings(name: str) -> None:
+    assert optimizers.named(name).name == "adamw"
+
+
+def test_an_unknown_name_is_an_error_that_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"options: optimizer='adamx': no such optimizer; did you mean .*'adamax'"):
+        optimizers.check(Options(optimizer="adamx"))
+    assert optimizers.check(Options()) is None
+
+
+# ---- the optimizer of a program -------------------------------------------------------------------------------------
+
+
+def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, amsgrad=True, fused=True)
+
+
+def scheduled(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    optimizer.scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)  # type: ignore[attr-defined]
+    return optimizer
+
+
+class Renamed(torch.optim.Adam):
+    """Inherits its step."""
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "states", "step"),
+    [(adamw, "adamw", 3, 0), (scheduled, "sgd", 1, 0), (Renamed, "renamed", 2, None)],
+    ids=["fused", "wrapped by a scheduler", "subclass"],
+)
+def test_a_live_optimizer_is_found(
+    make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], name: str, states: int, step: int | None
+) -> None:
+    model = nn.Linear(30, 40)
+    optimizer = make(list(model.parameters()))
+    found = find_optimizer(model.parameters())
+    assert found is not None and found.name == name and found.held == 2
+    assert abs(found.state_bytes - states * 4 * (30 * 40 + 40)) <= 64
+    assert step is None or found.step_bytes == step
+    del optimizer
+
+
+def test_none_is_found_where_none_holds_the_parameters() -> None:
+    model = nn.Linear(3, 4)
+    other = torch.optim.SGD(nn.Linear(3, 4).parameters(), lr=0.1)
+    assert find_optimizer(model.parameters()) is None
+    assert find_optimizer([]) is None
+    del other
+
+
+def test_several_optimizers_step_one_after_another() -> None:
+    model = nn.Sequential(nn.Linear(40, 50), nn.Linear(50, 60))
+    first = torch.optim.Adam(model[0].parameters())
+    second = torch.optim.SGD(model[1].parameters(), lr=0.1, momentum=0.9)
+    found = find_optimizer(model.parameters())
+    assert found is not None and found.name == "adam + sgd" and found.held == 4
+    each = [cost_of(optimizer, []) for optimizer in (first, second)]
+    assert found.state_bytes == sum(c.state_bytes for c in each)
+    assert found.step_bytes == max(c.step_bytes for c in each)
+
+
+class Own(torch.optim.Optimizer):
+    """An optimizer of the user's with a step of its own."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["mean"] = torch.zeros_like(parameter)
+
+
+def test_an_unknown_optimizer_is_counted_by_what_it_has_made() -> None:
+    model = nn.Linear(30, 40, bias=False)
+    optimizer = Own(model.parameters())
+    before = find_optimizer(model.parameters())
+    assert before is not None and before.state_bytes == 2 * 4 * 1200 and "assumed" in before.notes[0]
+    optimizer.step()
+    after = find_optimizer(model.parameters())
+    assert after is not None and after.state_bytes == 4 * 1200 and not after.notes
+
+
+def test_frozen_parameters_have_no_state() -> None:
+    model = nn.Sequential(nn.Linear(30, 40), nn.Linear(40, 50)).requires_grad_(False)
+    model[1].requires_grad_(True)
+    optimizer = torch.optim.Adam(model.parameters())
+    found = find_optimizer(model.parameters())
+    expected = 2 * sum(p.nbytes for p in sizes_of(list(model[1].parameters())))
+    assert found is not None and abs(found.state_bytes - expected) <= 64
+    del optimizer

@@ -1,0 +1,115 @@
+"""The way from 'nothing changed' to the floor: monotone, deterministic, within what is asked, and near enough."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from optpass.passes.memory.problem import Price
+from optpass.passes.memory.schedule import Schedule, State
+from optpass.passes.memory.search import Search
+
+
+@pytest.fixture(scope="module")
+def search(joints, programs):
+    return Search(programs.problem_of(joints["stack"][2]))
+
+
+def budgets(search, count):
+    span = search.unconstrained - search.floor
+    return [search.floor + span * i // (count - 1) for i in reversed(range(count))]
+
+
+def test_twenty_budgets_never_invert(search):
+    peaks, seconds = [], []
+    for budget in budgets(search, 20):
+        found = search.at_most(budget)
+        assert found is not None
+        assert found[1].peak <= budget
+        peaks.append(found[1].peak)
+        seconds.append(found[1].recomputed_s)
+    assert peaks == sorted(peaks, reverse=True)
+    assert seconds == sorted(seconds)
+
+
+def test_a_budget_is_used(search):
+    low = [budget for budget in budgets(search, 20) if search.at_most(budget)[1].peak < 0.95 * budget]
+    assert not low
+
+
+def test_below_the_floor_there_is_no_plan(search):
+    assert search.at_most(search.floor) is not None
+    assert search.at_most(search.floor - 1) is None
+
+
+def test_the_unconstrained_plan_is_the_default_partitioners(joints, programs, search):
+    schedule = Schedule(programs.problem_of(joints["stack"][2]))
+    default = schedule.run(State(kept=set(schedule.problem.baseline)))
+    found = search.at_most(search.unconstrained)
+    assert found is not None
+    assert set(found[1].saved) == set(default.saved)
+    assert found[1].peak == default.peak
+
+
+def test_the_same_graph_gives_the_same_plans(joints, programs, search):
+    other = Search(programs.problem_of(joints["stack"][2]))
+    assert other.way.moves == search.way.moves
+    assert other.way.points == search.way.points
+
+
+def test_layers_of_a_stack_are_of_one_class(joints, programs, search):
+    problem = search.problem
+    gelus = [s for s in problem.storages if "tanh" in str(s.node.target) or "erf" in str(s.node.target)]
+    assert gelus
+    inner = [s for s in gelus if s.node.op == "call_function"]
+    assert len({search.classes[s.index] for s in inner[1:-1]}) <= max(1, len(inner) // 2)
+
+
+def test_the_floor_is_below_checkpointing_every_block(programs):
+    """Every block's input kept, everything else computed again once: what people write by hand."""
+    torch.manual_seed(0)
+    model = programs.Stack(8, width=32, heads=4)
+    problem = programs.problem_of(programs.joint_of(model, torch.randn(2, 32, 32)))
+    search = Search(problem)
+    schedule = search.schedule
+    made = schedule._forward_made
+    residual = 2 * 32 * 32 * 4
+    adds = [s.index for s in problem.storages if "aten.add" in str(s.node.target) and s.bytes == residual]
+    inputs = [s for s in adds if s in made][1::2]  # the second sum of each block is the next one's input
+    by_hand = schedule.run(State(kept=set(inputs) | (search._pinned & made)))
+    assert search.floor <= by_hand.peak
+
+
+def test_what_must_not_run_twice_never_does(programs):
+    torch.manual_seed(0)
+    model = programs.Stack(3, dropout=0.2).train()
+    joint = programs.joint_of(model, torch.randn(2, 24, 16))
+    problem = programs.problem_of(joint)
+    search = Search(problem)
+    drawn = [o.index for o in problem.operations if o.kept_why and o.forward]
+    assert drawn  # the seeds
+    for point in search.way.points:
+        timeline = search.schedule.run(search.state_at(point.moves))
+        assert not set(drawn) & set(timeline.steps)
+
+
+def test_cheap_operations_go_first(joints, programs):
+    """Of two tensors of one size the one that is cheap to make is let go of first."""
+    joint = joints["branches"][2]
+    dear = {n.name for n in joint.graph.nodes if "mm" in str(n.target)}
+
+    def price(node) -> Price:
+        return Price(1.0 if node.name in dear else 1e-3)
+
+    forward, backward = joint.outputs()
+    from optpass.passes.memory.problem import build
+
+    problem = build(joint.graph, forward, backward, saved=joint.saved, price=price, hint=int)
+    search = Search(problem)
+    costs = [problem.operations[problem.storages[m.drop[0]].producer].seconds for m in search.way.moves if m.drop]
+    assert costs[: len(costs) // 2] == sorted(costs[: len(costs) // 2])
+
+
+def test_sizes_are_rounded_as_the_allocator_does(joints, programs):
+    problem = programs.problem_of(joints["chain"][2], granularity=512)
+    assert all(s.bytes % 512 == 0 for s in problem.storages)
