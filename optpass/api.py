@@ -172,7 +172,6 @@ def captured(
     train: bool,
     loss: Callable[[Any], torch.Tensor] | None,
     *,
-    reduce_output: bool = True,
     joint: bool = False,
     prepare: Callable[[fx.GraphModule], None] | None = None,
 ) -> tuple[Capture, list[str]]:
@@ -182,13 +181,12 @@ def captured(
         target: a model and its inputs.
         train: forward and backward.
         loss: reduces the output to a scalar; default the target's own, else the generic one.
-        reduce_output: have the loss in the graph; else the backward starts at the model's outputs.
         joint, prepare: as in `ahead.capture_model`.
     """
     from optpass.backend import ahead
     from optpass.models import loss as generic
 
-    reduce = (loss or target.loss or generic) if train and reduce_output else None
+    reduce = (loss or target.loss or generic) if train else None
 
     def capture(chosen: Target, real: bool) -> Capture:
         return ahead.capture_model(

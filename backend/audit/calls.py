@@ -1,7 +1,8 @@
 """Times calls of compiled functions from outside, as Dynamo is switched on for a call and back behind it.
 
 Compiled functions stay the objects they are: nothing is wrapped, also those are timed that were made before. What runs
-here runs twice at every call, so it does little: no locks, no events, one lookup by the identity of the callback.
+here runs twice at every call, so it does little: no locks, no events, one lookup by the identity of the callback. Once
+enough calls were timed it asks to be left out, until something is compiled again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import threading
 import time
 import types
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from torch import nn
@@ -18,15 +20,15 @@ from torch import nn
 from optpass.backend.audit.observe import Graph, Observation, Observed, begin
 
 _DEEPEST = 100
-#: Steady calls kept for the median.
-KEPT_CALLS = 1001
+#: Steady calls of a function that are enough for a median, and calls in a row of such functions that are enough of all.
+ENOUGH = 256
 
 
 class Tally:
     """Calls of one function, for one listener.
 
     Attributes:
-        calls: calls from outside.
+        calls: calls from outside that were timed.
         first_s: seconds of the first, compile included.
         observed: operations of one call, where that was asked for.
         wanted: what the next call is asked to observe; see `observe`.
@@ -37,7 +39,7 @@ class Tally:
     def __init__(self) -> None:
         self.calls = 0
         self.first_s: float | None = None
-        self.steady: deque[float] = deque(maxlen=KEPT_CALLS)
+        self.steady: deque[float] = deque(maxlen=2 * ENOUGH)
         self.observed: Observed | None = None
         self.wanted: tuple[Graph, ...] = ()
 
@@ -64,10 +66,16 @@ class _Local(threading.local):
 
 
 class CallWatcher:
-    """ENTER_COMPILED: called as a compiled function switches Dynamo on, and again as it switches it back."""
+    """ENTER_COMPILED: called as a compiled function switches Dynamo on, and again as it switches it back.
 
-    def __init__(self) -> None:
+    Args:
+        rest: called when enough calls were timed.
+    """
+
+    def __init__(self, rest: Callable[[], None]) -> None:
         self.local = _Local()
+        self._rest = rest
+        self._in_a_row = 0
         self._tellers: tuple[Teller, ...] = ()
         self._known: dict[int, tuple[Any, tuple[Tally, ...]]] = {}
 
@@ -75,6 +83,7 @@ class CallWatcher:
         """Count calls for these from now on."""
         self._tellers = tellers
         self._known = {}
+        self._in_a_row = 0
 
     def quick(self, callback: Any, frame: types.FrameType) -> None:
         """Dynamo is switched to `callback` by a compiled function's entry, whose frame this is."""
@@ -100,7 +109,10 @@ class CallWatcher:
 
     def _file(self, tallies: tuple[Tally, ...], seconds: float, compiles: int, observation: Observation | None) -> None:
         observed = observation.end() if observation is not None else None
+        self._in_a_row += 1
         for tally in tallies:
+            if len(tally.steady) < ENOUGH:
+                self._in_a_row = 0
             tally.calls += 1
             if tally.first_s is None:
                 tally.first_s = seconds
@@ -108,6 +120,8 @@ class CallWatcher:
                 tally.steady.append(seconds)
             if tally.wanted and not compiles and observed is not None:
                 tally.observed, tally.wanted = observed, ()
+        if self._in_a_row >= ENOUGH:
+            self._rest()
 
     def _tallies(self, callback: Any, frame: types.FrameType) -> tuple[Tally, ...]:
         """The function's tallies. Its frame's variables are read once per `torch.compile`: that is slow."""

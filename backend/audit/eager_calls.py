@@ -8,10 +8,12 @@ decision is put in force. What runs, and how, is the same throughout.
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import threading
 import types
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -102,11 +104,28 @@ class Frames:
                 return
             frames.FRAME.listen(None)
             guards.COMPILE.remove(self)
-            refused, self._refused = self._refused, {}
-        for entry in refused.values():
-            code = entry.code()
-            if code is not None and entry.in_force():
-                frames.apply(code, entry.refusal)
+        self.pause()
+        self._refused, self._seen = {}, {}
+
+    def pause(self) -> None:
+        """Put Dynamo's decisions in force: calls are not counted until `resume`."""
+        self._each(frames.apply)
+
+    def resume(self) -> None:
+        """Count calls again."""
+        self._each(frames.ask_again)
+
+    def _each(self, change: Callable[[types.CodeType, str], None]) -> None:
+        with self._lock:
+            refused = list(self._refused.values())
+        for known in refused:
+            code = known.code()
+            if code is not None and known.in_force():
+                change(code, known.refusal)
+
+    def after_fork(self) -> None:
+        """In a forked child: another thread of the parent may have held the lock."""
+        self._lock = threading.RLock()
 
     def tick(self) -> int:
         """A number that grows: what is noted behind it has a larger one."""
@@ -133,7 +152,7 @@ class Frames:
         code = frame.f_code
         self.note(code)
         known = self._refused.get(id(code))
-        if known is not None:
+        if known is not None and not (known.refusal == "run only" and frames.isolated()):
             if known.code() is code and known.state is state:
                 return self._again(known)
             self._refused.pop(id(code), None)
@@ -201,3 +220,5 @@ class Frames:
 
 
 FRAMES = Frames()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=FRAMES.after_fork)

@@ -107,7 +107,8 @@ def explain(call: dynamo.CompileCall, made_for: Mapping[Any, dict[str, str]], mo
         return _gone(call, function, dynamic)
     _, entry, failed, scope = best
     names = names_of(call)
-    judge = Judge(scope, () if names else call.code.co_freevars, names, made_for.get(entry.guard_manager, {}), _by_id)
+    free = () if dynamo.wrapped_callable(call) is not None else call.code.co_freevars  # of a frame of Dynamo's own
+    judge = Judge(scope, free, names, made_for.get(entry.guard_manager, {}), _by_id)
     findings = [(judge.finding(failure), failure) for failure in failed]
     if not same_backend(dynamo.entry_backend(entry), call.backend):
         findings.insert(0, (_backend(entry, call), Failure("BACKEND", "the backend is the same", "")))

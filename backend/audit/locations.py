@@ -38,7 +38,7 @@ def names_of(call: dynamo.CompileCall) -> dict[str, str]:
     """How the arguments of a frame that Dynamo wrapped around the user's function are called in that function."""
     wrapped = dynamo.wrapped_callable(call)
     if wrapped is None:
-        return {}
+        return _names_below_a_decorator(call)
     code = code_of(wrapped)
     module = isinstance(getattr(wrapped, "__self__", wrapped), torch.nn.Module)
     names = {"L['fn']": "self" if module else getattr(wrapped, "__name__", "fn"), "L['fn'].__self__": "self"}
@@ -50,6 +50,28 @@ def names_of(call: dynamo.CompileCall) -> dict[str, str]:
     if isinstance(keywords, dict):
         names |= {f"L['kwargs'][{key!r}]": str(key) for key in keywords}
     return names
+
+
+def _names_below_a_decorator(call: dynamo.CompileCall) -> dict[str, str]:
+    """The same for a method of a module below decorators that take `*args, **kwargs` (and say what they wrap)."""
+    code = call.code
+    names = code.co_varnames
+    first = code.co_argcount + code.co_kwonlyargcount
+    owner = call.local.get(names[0]) if names and code.co_argcount else None
+    method = inspect.getattr_static(type(owner), "forward", None) if isinstance(owner, torch.nn.Module) else None
+    if not callable(method) or getattr(method, "__code__", None) is not code or not hasattr(method, "__wrapped__"):
+        return {}
+    inner = getattr(inspect.unwrap(method), "__code__", None)
+    given = inner.co_varnames[: inner.co_argcount] if inner is not None else ()
+    found: dict[str, str] = {}
+    if code.co_flags & inspect.CO_VARARGS:
+        taken = given[code.co_argcount :]
+        found |= {f"L[{names[first]!r}][{index}]": name for index, name in enumerate(taken)}
+        first += 1
+    keywords = call.local.get(names[first]) if code.co_flags & inspect.CO_VARKEYWORDS else None
+    if isinstance(keywords, dict):
+        found |= {f"L[{names[first]!r}][{key!r}]": str(key) for key in keywords}
+    return found
 
 
 def code_of(target: Any) -> types.CodeType | None:

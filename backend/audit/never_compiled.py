@@ -66,13 +66,16 @@ class _Stance:
         self.outside = outside
 
     def before(self, args: Args, kwargs: Kwargs) -> Any:
-        return None
+        if entry.raises_where_not_compiled(args[0]):
+            FRAMES.pause()  # to count calls, Dynamo is asked about code that it would pass over
 
     def after(self, token: Any, args: Args, result: Any, error: BaseException | None) -> None:
         if error is None:
             caller = _caller()
             where = f"{caller.f_code.co_filename}:{caller.f_lineno}" if caller is not None else ""
             self.outside.stance_is(entry.stance_name(args[0]), where)
+            if not entry.raises_where_not_compiled(args[0]):
+                FRAMES.resume()
 
 
 class _Calls:
@@ -100,6 +103,16 @@ class _Local(threading.local):
         self.verdict: Verdict | None = None
 
 
+class _Inlined:
+    """Watches Dynamo trace a function into the graph of one that calls it."""
+
+    def before(self, args: Args, kwargs: Kwargs) -> Any:
+        FRAMES.note(args[0].f_code)
+
+    def after(self, token: Any, args: Args, result: Any, error: BaseException | None) -> None:
+        return None
+
+
 class Outside:
     """The process's one watcher of what never reaches Dynamo; installed while somebody listens."""
 
@@ -114,6 +127,7 @@ class Outside:
             (entry.COMPILED, _Handed(self, compiled=True)),
             (entry.NOT_COMPILED, _Handed(self, compiled=False)),
             (entry.SET_STANCE, _Stance(self)),
+            (entry.INLINED, _Inlined()),
         )
         self._calls = _Calls(self)
         self._lookups = entry.Lookups(self.found)

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from optpass.backend.audit.buckets import buckets
 from optpass.backend.audit.findings import Finding
 from optpass.reporting.audit.model import Cause
-
-_MOST_BUCKETS = 4
-_ROUND = 8  #: sizes are rounded up to a multiple of it where all are larger: matrix units want that
-
 
 _ODD = (
     "size {0} is always compiled by itself: pad or skip such a {1}, or call torch._dynamo.decorators."
@@ -38,42 +35,6 @@ def advice(finding: Finding, values: Sequence[str], count: int, dynamic: bool | 
     """What to do, in one to three sentences; never empty."""
     case = Case(finding, values, count, dynamic)
     return _TEXTS.get(finding.cause, _other)(case)
-
-
-def buckets(lengths: Sequence[int], most: int = _MOST_BUCKETS) -> list[int]:
-    """At most `most` sizes to pad to, such that the sizes seen are padded by as little as possible in all.
-
-    Args:
-        lengths: sizes seen, in any order.
-        most: how many boundaries are wanted at most; fewer are used for few sizes.
-
-    Returns:
-        Increasing boundaries; the last holds the largest size. Empty for no sizes.
-    """
-    sizes = sorted(set(lengths))
-    if not sizes:
-        return []
-    step = _ROUND if sizes[0] >= _ROUND else 1
-    tops = sorted({-(-size // step) * step for size in sizes})
-    wanted = min(most, max(1, (len(sizes) + 1) // 2), len(tops))
-    # best[k][i]: least padding of the sizes up to tops[i] with k boundaries, the last of them at tops[i]
-    best: dict[int, tuple[float, list[int]]] = {
-        i: (sum(top - size for size in sizes if size <= top), [top]) for i, top in enumerate(tops)
-    }
-    for _ in range(wanted - 1):
-        best = {
-            i: min(
-                (best[i], *(_extended(best[j], tops[j], top, sizes) for j in range(i))),
-                key=lambda option: (option[0], len(option[1])),
-            )
-            for i, top in enumerate(tops)
-        }
-    return best[len(tops) - 1][1]
-
-
-def _extended(option: tuple[float, list[int]], below: int, top: int, sizes: Sequence[int]) -> tuple[float, list[int]]:
-    padding, chosen = option
-    return padding + sum(top - size for size in sizes if below < size <= top), [*chosen, top]
 
 
 def _shape(case: Case) -> str:
@@ -184,8 +145,8 @@ def _value(case: Case, what: str = "") -> str:
     kind = what or {"int": "an int", "float": "a float", "str": "a str", "bool": "a bool"}.get(found.cause, "a value")
     if found.cause == "float" and "param_groups" in found.source:
         return (
-            f"Give the optimizer a tensor (lr=torch.tensor({found.before})), which schedulers change in place: a Python "
-            "float is a constant of the graph."
+            f"Give the optimizer a tensor (lr=torch.tensor({found.before})), which schedulers change in place: a float "
+            "is a constant of the graph."
         )
     if found.cause == "float":
         return (

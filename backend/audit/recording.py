@@ -20,7 +20,7 @@ from optpass.backend.audit.events import FrameEvent
 from optpass.backend.audit.functions import FunctionCollector
 from optpass.backend.audit.places import Places
 from optpass.backend.audit.recompiles import RecompileCollector
-from optpass.backend.audit.selftest import how_observed
+from optpass.backend.audit.selftest import failures, how_observed
 from optpass.backend.audit.silent import SilentCollector
 from optpass.backend.audit.watch import WATCH
 from optpass.reporting.audit.model import Audit, AuditSummary, Break, FunctionRecord, Recompile, SilentEager
@@ -44,6 +44,7 @@ class Recording:
         self._backend = backend
         self._lock = threading.RLock()
         self._active = 0
+        self._failures = failures()
         self._breaks = BreakCollector(Places(user_roots))
         self._functions = FunctionCollector(observe=time_calls)
         self._recompiles = RecompileCollector()
@@ -104,7 +105,7 @@ class Recording:
         functions = self._functions.records()
         recompiles = [r for r in self._recompiles.records() if self._is_ours(r)]
         silent = [r for r in self._silent.records() if self._is_ours(r)]
-        hooks, notes = how_observed(WATCH.problems, WATCH.fallback)
+        hooks, notes = how_observed(WATCH.problems, WATCH.fallback, self._failures)
         return Audit(
             target=target,
             created=datetime.now(UTC).isoformat(timespec="seconds"),

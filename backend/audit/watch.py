@@ -54,6 +54,8 @@ class _Frames:
         )
         local.frames.append(event)
         self.watch.calls.local.started += 1
+        if self.watch.resting:
+            self.watch.time_calls()
         local.modules = {}
         return event, time.perf_counter()
 
@@ -125,6 +127,7 @@ class Watch:
 
     Attributes:
         problems: hook points that could not be installed when somebody last began to listen.
+        resting: calls are not timed for the moment: there were enough.
         fallback: whether breaks are read from the trace log.
     """
 
@@ -134,7 +137,8 @@ class Watch:
         self._lock = threading.RLock()
         self._listeners: tuple[Listener, ...] = ()
         self._timed: tuple[Listener, ...] = ()
-        self.calls = calls.CallWatcher()
+        self.calls = calls.CallWatcher(self._rest)
+        self.resting = False
         self._hooks: tuple[tuple[HookPoint, Watcher], ...] = (
             (dynamo.CONVERT_FRAME, _Frames(self)),
             (dynamo.LOG_GRAPH_BREAK, _Breaks(self)),
@@ -161,24 +165,35 @@ class Watch:
                 self._install()
             self._listeners = (*self._listeners, listener)
             if time_calls:
-                if not self._timed and (problem := dynamo.ENTER_COMPILED.add_quick(self.calls.quick)) is not None:
-                    self._lose(dynamo.ENTER_COMPILED, problem)
                 self._timed = (*self._timed, listener)
-                self.calls.tell(self._timed)
+                self.time_calls()
 
     def leave(self, listener: Listener) -> None:
         """Give it no more events; hooks go when nobody listens."""
         with self._lock:
-            timed = bool(self._timed)
             self._listeners = tuple(known for known in self._listeners if known is not listener)
             self._timed = tuple(known for known in self._timed if known is not listener)
-            if timed and not self._timed:
-                dynamo.ENTER_COMPILED.remove_quick(self.calls.quick)
             self.calls.tell(self._timed)
+            if not self._timed:
+                dynamo.ENTER_COMPILED.remove_quick(self.calls.quick)
             if not self._listeners:
                 for point, watcher in self._hooks:
                     point.remove(watcher)
                 self._trace.stop()
+
+    def time_calls(self) -> None:
+        """Time calls from now on, for those who asked for it."""
+        with self._lock:
+            dynamo.ENTER_COMPILED.remove_quick(self.calls.quick)
+            self.resting = False
+            self.calls.tell(self._timed)
+            if self._timed and (problem := dynamo.ENTER_COMPILED.add_quick(self.calls.quick)) is not None:
+                self._lose(dynamo.ENTER_COMPILED, problem)
+
+    def _rest(self) -> None:
+        with self._lock:
+            dynamo.ENTER_COMPILED.remove_quick(self.calls.quick)
+            self.resting = bool(self._timed)
 
     def _install(self) -> None:
         self.problems = {}

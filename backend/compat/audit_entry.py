@@ -35,7 +35,13 @@ ENTER = HookPoint(
     ("callback",),
     "calls under torch.compiler.set_stance are not counted",
 )
-ENTRY_POINTS = (COMPILED, NOT_COMPILED, SET_STANCE, ENTER)
+INLINED = HookPoint(
+    "torch._dynamo.symbolic_convert",
+    "InliningInstructionTranslator.inline_call_",
+    ("self",),
+    "functions that are only called in others, compiled with them, may be told as never called",
+)
+ENTRY_POINTS = (COMPILED, NOT_COMPILED, SET_STANCE, ENTER, INLINED)
 
 
 def stance() -> str:
@@ -48,6 +54,11 @@ def stance() -> str:
 def stance_name(given: Any) -> str:
     """The stance that `SET_STANCE` was called with."""
     return str(getattr(given, "stance", given))
+
+
+def raises_where_not_compiled(given: Any) -> bool:
+    """Whether a stance that `SET_STANCE` was called with raises when Dynamo is asked about a frame."""
+    return stance_name(given) == "fail_on_recompile" or bool(getattr(given, "skip_guard_eval_unsafe", False))
 
 
 def disabled_by_environment() -> bool:

@@ -47,6 +47,12 @@ def apply(code: types.CodeType, refusal: str) -> None:
     _eval_frame.set_code_exec_strategy(code, _RUN_ONLY if refusal == "run only" else _SKIP)
 
 
+def ask_again(code: types.CodeType, refusal: str) -> None:
+    """The opposite of `apply`: as `keep_asking` left the code."""
+    default = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
+    _eval_frame.set_code_exec_strategy(code, _ASK_WHEN_NOT_COMPILED if refusal == "run only" else default)
+
+
 def retire_entries(code: types.CodeType) -> bool:
     """Give up the code's compiled entries, which a skip makes unreachable; whether that was possible.
 

@@ -123,12 +123,13 @@ def lower(
 @contextlib.contextmanager
 def _thawed(gm: fx.GraphModule) -> Iterator[None]:
     """Lowering freezes the symbols' run-time assertions; the compile that is under way still adds to them."""
-    frozen = getattr(gm.shape_env, "runtime_asserts_frozen", None)
+    symbols: Any = getattr(gm, "shape_env", None)
+    frozen = getattr(symbols, "runtime_asserts_frozen", None)
     try:
         yield
     finally:
         if frozen is not None:
-            gm.shape_env.runtime_asserts_frozen = frozen
+            symbols.runtime_asserts_frozen = frozen
 
 
 def donated_inputs(forward: fx.GraphModule, backward: fx.GraphModule, user_outputs: int) -> list[int]:

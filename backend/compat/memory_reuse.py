@@ -44,7 +44,8 @@ def key_of(
     output = gm.graph.find_nodes(op="output")[0]
     visible = tuple(output.meta.get("user_visible_output_idxs") or ())
     inputs = tuple(_described(value) for value in example_inputs)
-    return (tuple(nodes), visible, inputs, is_backward, tuple(checked), tuple(donated), _settings())
+    overwritten = tuple(donated) if is_backward else ()  # a forward may overwrite nothing
+    return (tuple(nodes), visible, inputs, is_backward, tuple(checked), overwritten, _settings())
 
 
 class _Name(str):

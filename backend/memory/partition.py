@@ -17,6 +17,7 @@ from torch import fx
 
 from optpass.backend import compat, snapshot
 from optpass.backend.compat import partition as parts
+from optpass.backend.memory.probe import library_workspace
 from optpass.backend.memory.replay import Executor, StepReplay, hint, replay_step
 from optpass.backend.memory.tail import NO_TAIL, Tail
 from optpass.errors import BudgetInfeasibleError
@@ -202,7 +203,9 @@ class BudgetPartitioner:
     def _problem(self, joint: fx.GraphModule, default: Modules, n_outputs: int) -> Problem:
         forward, backward = parts.outputs(joint, n_outputs)
         saved = [n.name for n in default[1].graph.find_nodes(op="placeholder") if "tangents" not in str(n.target)]
-        price = node_prices(joint.graph, self.device(), fused=self.executor == "inductor", hint=hint)
+        price = node_prices(
+            joint.graph, self.device(), fused=self.executor == "inductor", hint=hint, library=library_workspace
+        )
         problem = build(
             joint.graph, [n for n in forward if isinstance(n, fx.Node)], [n for n in backward if isinstance(n, fx.Node)],
             saved=saved, price=price, hint=hint, granularity=1 if self._on_cpu(joint) else 512,

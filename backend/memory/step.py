@@ -125,10 +125,15 @@ def budget_of(
     else:
         name, state, step = "none", 0, 0
         notes.append("no optimizer was found that holds the parameters: none is counted; name it with `optimizer`")
-    everything = _distinct([*(p for _, p in tensors.parameters), *PENDING.parameters()])
+    before = PENDING.parameters()
+    others = find_optimizer(tensors.trained) if found is None else found
+    known = () if others is None else others.parameters
+    everything = _distinct([*(p for _, p in tensors.parameters), *before, *known])
     trained = [p for p in everything if p.requires_grad]
-    mine = {id(p) for p in tensors.trained}
-    elsewhere = [p for p in trained if id(p) not in mine]
+    # Backwards run in the reverse order: the gradients of graphs that come after this one are there, those of graphs
+    # that came before it are not.
+    settled = {id(p) for p in (*tensors.trained, *before)}
+    elsewhere = [p for p in trained if id(p) not in settled]
     outside = PENDING.held()
     size = storage_bytes(trained)
     statics = Ledger(

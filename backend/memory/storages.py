@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from optpass.backend.memory.probe import library_workspace
 from optpass.passes.memory.workspace import op_workspace, retained_bytes
@@ -99,6 +100,19 @@ class Storages:
     def _release(self, key: int) -> None:
         del self._known[key]
         self.live -= self._sizes.pop(key)
+
+
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
+    """Inside, what each operator allocates is counted in `storages`, and each is a moment of the timeline."""
+
+    def __init__(self, storages: Storages) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self._storages = storages
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self._storages.ran(str(func), func, args, kwargs or {}, out)
+        return out
 
 
 def allocated_bytes(nbytes: int, device: torch.device) -> int:

@@ -1,16 +1,18 @@
 """What runs between the compiled forward and the compiled backward: the caller's loss, and how gradients come in.
 
-A tail is data about bytes; the caller's code is not run.
+A `Tail` is data about bytes, for a loss that nobody has seen yet; a `LossTail` runs a known loss on fake tensors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from optpass.backend.memory.storages import Storages
+from optpass.backend import compat
+from optpass.backend.memory.storages import Operators, Storages
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,49 @@ class Tail:
         if not self.holds_outputs:
             held.clear()
         storages.mark("tangents")
+
+
+@dataclass(frozen=True)
+class LossTail(Tail):
+    """A loss that is known: it runs eagerly, with autograd, on the fake outputs, and every operator of it is counted.
+
+    Attributes:
+        loss: called with the forward's output (a list of them, where there are several), gives a scalar.
+    """
+
+    loss: Callable[[Any], torch.Tensor] = torch.sum
+
+    def after_forward(self, outputs: list[Any], storages: Storages) -> list[Any]:
+        """Runs the loss; what autograd saves for its backward lives on in what is returned."""
+        leaves = [o.detach().requires_grad_() if _trains(o) else o for o in outputs]
+        with _mode_of(leaves), Operators(storages), torch.enable_grad():
+            value = self.loss(leaves[0] if len(leaves) == 1 else leaves)
+        storages.mark("loss")
+        kept = list(outputs) if self.holds_outputs else []
+        return [value, [leaf for leaf in leaves if _trains(leaf)], kept]
+
+    def before_backward(self, tangents: list[torch.Tensor], held: list[Any], storages: Storages) -> None:
+        """Runs the loss's backward; its gradients become the tangents."""
+        value, leaves, _ = held
+        with _mode_of([value]), Operators(storages):
+            gradients = torch.autograd.grad(value, leaves, allow_unused=True)
+        storages.mark("backward of the loss")
+        del gradients  # the tangents are the same bytes
+        leaves.clear()
+        if not self.holds_outputs:
+            held.clear()
+            del value  # its graph ends in the leaves, as the caller's does not
+        storages.add_all(tangents)
+        storages.mark("tangents")
+
+
+def _trains(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _mode_of(values: list[Any]) -> compat.FakeTensorMode:
+    found = next(v for v in values if isinstance(v, compat.FakeTensor))
+    return found.fake_mode
 
 
 #: The loss is in the graph: its gradient is one number.

@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from optpass.backend import compat
 from optpass.backend.compat import memory as inductor
-from optpass.backend.memory.storages import Storages
+from optpass.backend.memory.storages import Operators, Storages
 
 
 class Wrapper:
@@ -37,7 +36,7 @@ class Wrapper:
         namespace = _Names(self._mode, storages, self._constants(storages))
         exec(self._code, namespace.globals, namespace)  # generated here, by Inductor
         call = namespace.globals["call"]
-        with torch.no_grad(), self._mode, _Operators(storages):
+        with torch.no_grad(), self._mode, Operators(storages):
             return list(call(args))
 
     def _constants(self, storages: Storages) -> dict[str, Any]:
@@ -48,19 +47,6 @@ class Wrapper:
                 storages.external(value)
             found[name] = value
         return found
-
-
-class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
-    """Counts what each operator of the wrapper allocates; the wrapper's own buffers are counted where it makes them."""
-
-    def __init__(self, storages: Storages) -> None:
-        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
-        self._storages = storages
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        self._storages.ran(str(func), func, args, kwargs or {}, out)
-        return out
 
 
 class _Kernel:

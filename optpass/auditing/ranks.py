@@ -16,6 +16,8 @@ from optpass.reporting.environment import run_id
 def together(audit: Audit, path: str | None, environ: Mapping[str, str] | None = None) -> tuple[Audit, bool]:
     """This rank's records merged with those that other ranks have written, and whether this machine's are complete.
 
+    Ranks find each other by what torchrun tells them, or by `OPTPASS_RUN_ID`; under other launchers each is alone.
+
     Args:
         path: the JSON file that all ranks were given; None: one in the temporary folder, removed when complete.
 
@@ -24,7 +26,8 @@ def together(audit: Audit, path: str | None, environ: Mapping[str, str] | None =
     """
     environ = os.environ if environ is None else environ
     here = _integer(environ.get("LOCAL_WORLD_SIZE") or environ.get("WORLD_SIZE"))
-    if here <= 1 or "RANK" not in environ:
+    known = environ.get("OPTPASS_RUN_ID") or environ.get("TORCHELASTIC_RUN_ID")
+    if here <= 1 or not known or "RANK" not in environ:
         return audit, True
     audit.run_id = run_id()
     shared = Path(path) if path is not None else _temporary(audit.run_id)

@@ -98,12 +98,14 @@ class Verification:
             return
         self._before = self._run([])
         together = self._without_conflicts()
-        self._judge(together, self._run(together))
+        after = self._run(together)
+        self._judge(together, after)
+        sound = self._same(after).equal  # then a break that is still there stays there alone too
         for fix in self.fixes:
             if fix.brk.fix.verified is None and fix in together:
                 continue  # nothing can be compared, alone no more than together
             if not fix.brk.fix.verified:
-                self._alone(fix, tried=together == [fix])
+                self._alone(fix, tried=fix in together and (sound is True or together == [fix]))
             self._settle(fix)
         self.confirmed = all(fix.brk.fix.verified for fix in together) and len(together) == len(self.fixes)
 

@@ -103,8 +103,21 @@ def precision(config: TrainingConfig) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
+def loss_of(fn: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss alone of a model that returns (logits, loss).
+
+    Logits that nobody reads need not outlive the forward, and have no gradient that would have to be made.
+    """
+
+    # `fn` is what `source.clean_path` strips from module paths: the user's model starts below it.
+    def step(tokens: Tensor, targets: Tensor) -> Tensor:
+        return fn(tokens, targets)[1]
+
+    return step
+
+
 def train_steps(
-    forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    forward: Callable[[Tensor, Tensor], Tensor],
     model: nn.Module,
     batches: Batches,
     config: TrainingConfig,
@@ -112,11 +125,10 @@ def train_steps(
 ) -> Iterator[StepEvent]:
     """Train `model` for `config.steps` steps and yield an event after each.
 
-    `forward` is the model or its compiled form; it takes tokens and targets and returns (logits, loss). The random
-    state is set anew before every micro-batch, so that step n is the same whatever ran in between.
+    The random state is set anew before every micro-batch, so that step n is the same whatever ran in between.
 
     Args:
-        forward: the model, or what it was compiled into.
+        forward: takes tokens and targets and returns the loss: `loss_of` the model, or what that was compiled into.
         model: whose parameters are trained.
         batches: where tokens and targets come from.
         config: the training file's table.
@@ -145,7 +157,7 @@ def train_steps(
 
 
 def _one_step(
-    forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    forward: Callable[[Tensor, Tensor], Tensor],
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     batches: Batches,
@@ -157,7 +169,7 @@ def _one_step(
     for micro in range(config.accumulation):
         torch.manual_seed(stream_seed(config.seed, step, micro, _DROPOUT_STREAM))
         with precision(config):
-            _, loss = forward(*batches.train(step, micro))
+            loss = forward(*batches.train(step, micro))
         (loss / config.accumulation).backward()  # type: ignore[no-untyped-call, unused-ignore]
         total += loss.detach().float() / config.accumulation
     if config.grad_clip:

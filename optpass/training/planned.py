@@ -127,7 +127,7 @@ class _Model:
     job: Job
 
     def capture(self, batch: int | None, prepare: Prepare) -> Captured:
-        """The step: the model's own (logits, loss), both given back to the loop, under its precision."""
+        """The step as the loop runs it: the model's own loss, under the loop's precision."""
         config = self.job.config
         mode = compat.fake_mode_for_planning()
         with mode:
@@ -136,8 +136,14 @@ class _Model:
         dtype = torch.bfloat16 if config.precision == "bf16-true" else None
         target = Target(module, (tokens, targets), {}, _name(self.job), fake_mode=mode, dtype=dtype)
         with _autocast(config.precision):
-            capture, notes = api.captured(target, True, None, reduce_output=False, joint=True, prepare=prepare)
+            capture, notes = api.captured(target, True, _own_loss, joint=True, prepare=prepare)
         return Captured(target.name, capture, batch or 1, tuple(notes))
+
+
+def _own_loss(output: Any) -> torch.Tensor:
+    """The loss of a model that returns (logits, loss)."""
+    loss: torch.Tensor = output[1]
+    return loss
 
 
 def _autocast(precision: str) -> contextlib.AbstractContextManager[Any]:

@@ -33,7 +33,7 @@ from optpass.reporting.writable import check_folder
 from optpass.training import data, network
 from optpass.training.config import Job
 from optpass.training.errors import TrainError
-from optpass.training.loop import StepEvent, steady_seconds, train_steps, validation_loss
+from optpass.training.loop import StepEvent, loss_of, steady_seconds, train_steps, validation_loss
 from optpass.training.planned import sized
 
 #: Kind of the site under which the backend says what it planned for a graph.
@@ -244,14 +244,14 @@ def _steps(prepared: Prepared, outcome: Outcome) -> Iterator[tuple[StepEvent, St
     job, model = prepared.job, prepared.model
     rival = copy.deepcopy(model) if prepared.compare else None
     options = backend_options(job.options, compare=prepared.compare)
-    compiled = torch.compile(model, backend="optpass", options=options)
+    compiled = torch.compile(loss_of(model), backend="optpass", options=options)
     measure = None if prepared.plan is None else functools.partial(_measured, prepared, outcome)
     events = train_steps(compiled, model, prepared.batches, job.config, measure)
     if rival is None:
         for event in events:
             yield event, None
     else:
-        yield from zip(events, train_steps(rival, rival, prepared.batches, job.config), strict=True)
+        yield from zip(events, train_steps(loss_of(rival), rival, prepared.batches, job.config), strict=True)
 
 
 def _measured(

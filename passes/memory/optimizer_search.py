@@ -30,6 +30,7 @@ class Found:
         state_bytes: of all of them together.
         step_bytes: most of any of them, as they step one after another.
         held: how many of the parameters asked about some optimizer holds.
+        parameters: all that they hold, asked about or not.
         notes: what was assumed.
     """
 
@@ -38,6 +39,7 @@ class Found:
     step_bytes: int
     held: int
     notes: tuple[str, ...] = ()
+    parameters: tuple[Tensor, ...] = ()
 
     @property
     def name(self) -> str:
@@ -59,9 +61,10 @@ def find_optimizer(parameters: Iterable[Tensor]) -> Found | None:
     holding.sort(key=_order)
     notes: list[str] = []
     costs = tuple(cost_of(optimizer, notes) for optimizer in holding)
-    held = {id(p) for o in holding for p in _parameters(o)} & asked
+    everything = {id(p): p for o in holding for p in _parameters(o)}
     return Found(
-        costs, sum(c.state_bytes for c in costs), max(c.step_bytes for c in costs), len(held), tuple(notes)
+        costs, sum(c.state_bytes for c in costs), max(c.step_bytes for c in costs), len(everything.keys() & asked),
+        tuple(notes), tuple(everything.values()),
     )  # fmt: skip
 
 

@@ -14,14 +14,19 @@ from torch import fx
 from optpass.passes.contract import AtenGraph
 from optpass.passes.devices import DeviceSpec
 from optpass.passes.memory.problem import Price
-from optpass.passes.memory.workspace import op_workspace
+from optpass.passes.memory.workspace import Library, workspace_bytes
 from optpass.passes.roofline.analysis import program_of
 from optpass.passes.roofline.price import Priced, price
 from optpass.reporting.model import Op
 
 
 def node_prices(
-    graph: fx.Graph, device: DeviceSpec, *, fused: bool = True, hint: Callable[[Any], int] | None = None
+    graph: fx.Graph,
+    device: DeviceSpec,
+    *,
+    fused: bool = True,
+    hint: Callable[[Any], int] | None = None,
+    library: Library | None = None,
 ) -> Callable[[fx.Node], Price]:
     """The price of each node of `graph`, a joint graph with `meta["val"]`.
 
@@ -30,6 +35,7 @@ def node_prices(
         device: what to price for.
         fused: the inner compiler fuses, as Inductor does; else every op is a kernel of its own.
         hint: int for a symbolic size; default the symbol's own hint.
+        library: as for `workspace.op_workspace`.
     """
     priced = price(program_of([AtenGraph("forward", graph)], on_cpu=device.kind == "cpu", hint=hint), device)
     shares = _shares(priced) if fused else {}
@@ -40,7 +46,7 @@ def node_prices(
         if op is None:
             return Price()
         seconds = shares.get(op.name, op.time_us) * 1e-6
-        return Price(seconds, op.flops, op_workspace(node.target, *_values(node), node.meta.get("val")))
+        return Price(seconds, op.flops, workspace_bytes(node, library))
 
     return of
 
@@ -59,12 +65,3 @@ def _shares(priced: Priced) -> dict[str, float]:
         for op in members.get(group.index, ()):
             found[op.name] = group.time_us * op.time_us / total if total > 0 else 0.0
     return found
-
-
-def _values(node: fx.Node) -> tuple[Any, Any]:
-    """The node's arguments with fake values in place of nodes."""
-
-    def value(argument: fx.Node) -> Any:
-        return argument.meta.get("val")
-
-    return fx.node.map_arg(node.args, value), fx.node.map_arg(node.kwargs, value)

@@ -155,15 +155,13 @@ HARMLESS_METHODS = (
     tobytes astype decode encode
 """)
 )
-#: Zero-argument calls whose value cannot change while a process runs, so far as a compiled function may assume.
+#: Calls whose value cannot change while a process runs.
 CONSTANT_CALLS = _words("""
-    os.getenv os.environ.get os.getpid os.getcwd os.cpu_count os.uname socket.gethostname platform.node
-    platform.system platform.machine platform.python_version platform.platform getpass.getuser pathlib.Path.cwd
-    pathlib.Path.home os.path.exists os.path.isfile os.path.isdir os.path.expanduser os.path.abspath os.path.join
-    os.path.dirname os.path.basename sys.getrecursionlimit sys.getdefaultencoding inspect.signature
-    importlib.util.find_spec torch.cuda.is_available torch.cuda.device_count torch.cuda.get_device_capability
-    torch.cuda.get_device_name torch.cuda.get_device_properties torch.get_num_threads shutil.which
-    importlib.metadata.version multiprocessing.cpu_count locale.getlocale sysconfig.get_platform
+    os.getpid os.cpu_count os.uname socket.gethostname socket.getfqdn platform.node platform.system platform.machine
+    platform.python_version platform.platform getpass.getuser pathlib.Path.home sys.getdefaultencoding
+    torch.cuda.is_available torch.cuda.device_count torch.cuda.get_device_capability torch.cuda.get_device_name
+    torch.cuda.get_device_properties importlib.metadata.version multiprocessing.cpu_count sysconfig.get_platform
+    time.get_clock_info locale.getpreferredencoding
 """)
 #: Functions and operators whose output's size depends on data.
 DYNAMIC_SHAPE = _words(

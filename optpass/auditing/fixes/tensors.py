@@ -172,6 +172,8 @@ class TensorFacts:
         if not self.site.exact:
             return known
         node = self.site.expressions[0]
+        if any(isinstance(n, ast.Name) and self._is_number(n.id) for n in ast.walk(node)):
+            return known  # Dynamo may have stopped at a number that it knows by a symbol only
         if self.site.branching:
             while isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
                 node = node.operand
@@ -186,6 +188,12 @@ class TensorFacts:
             method = node.func.value if isinstance(node.func, ast.Attribute) and self.is_method(node) else None
             known |= self._downwards(method) if method is not None and "dynamic shape" in gb else set()
         return known
+
+    def _is_number(self, name: str) -> bool:
+        """Whether some value of a local is `t.item()` or its like."""
+        parents = self.site.source.parents
+        stores = [parents[store] for store in self.scope.stores(name)]
+        return any(isinstance(s, ast.Assign) and self.scalar_of(s.value) is not None for s in stores)
 
     def _downwards(self, node: ast.expr) -> set[ast.expr]:
         """The expression, and those parts of it that must be tensors if it is one."""

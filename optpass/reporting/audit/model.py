@@ -134,7 +134,7 @@ class FunctionRecord(Record):
     compile_s: float = Field(default=0.0, description="Spent compiling it and its resumed parts.")
     t_first_s: float | None = Field(default=None, description="First call, compile included.")
     t_steady_s: float | None = Field(default=None, description="Median of calls after warm-up (no compile since).")
-    calls: int = Field(default=0, description="Calls seen.")
+    calls: int = Field(default=0, description="Calls that were timed: the first some hundred after each compile.")
     guard_us: float | None = Field(default=None, description="Checking its guards, per call.")
 
 

@@ -280,3 +280,20 @@ def test_an_active_profiler_is_not_disturbed(program: Program) -> None:
                 compiled(torch.randn(4))
     assert any("aten::add" in event.key for event in profile.key_averages())
     assert recording.result().functions[0].ops_total is None
+
+
+def test_timing_rests_when_it_has_enough_and_goes_on_after_a_compile(program: Program) -> None:
+    module = program(BROKEN)
+    x = torch.randn(4)
+    compiled = torch.compile(module.f, backend="eager", dynamic=False)
+    with Recording() as recording:
+        for _ in range(1000):
+            compiled(x)
+        assert WATCH.resting and not dynamo.ENTER_COMPILED._quick
+        (function,) = recording.result().functions
+        assert 256 <= function.calls < 1000
+        compiled(torch.randn(8))
+        assert not WATCH.resting
+        compiled(x)
+        assert recording.result().functions[0].calls > function.calls
+    assert not dynamo.ENTER_COMPILED._quick

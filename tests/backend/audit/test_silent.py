@@ -345,6 +345,12 @@ def test_healthy_functions_are_not_told(ledger: Ledger) -> None:
     assert ledger() == []
 
 
+def test_a_function_called_in_another_compiled_one_is_not_told(ledger: Ledger) -> None:
+    inner, model = compiled(early), compiled(Early())
+    compiled(lambda x: inner(x + 1, False) + model(x))(X)
+    assert ledger() == []
+
+
 def test_the_limits_last_change_is_named(ledger: Ledger) -> None:
     limit()
     (record,) = ledger()
@@ -380,6 +386,17 @@ def test_behaviour_is_that_without_an_audit() -> None:
         return calls
 
     assert run(True) == run(False)
+
+
+@pytest.mark.parametrize("unsafe", [False, True])
+def test_stances_that_raise_pass_over_skipped_code(ledger: Ledger, unsafe: bool) -> None:
+    run = compiled(early)
+    run(X, True)
+    stance = ("default", {"skip_guard_eval_unsafe": True}) if unsafe else ("fail_on_recompile", {})
+    with torch.compiler.set_stance(stance[0], **stance[1]):
+        run(X, False)  # as without an audit: nothing is raised, since Dynamo is not asked
+    run(X, False)
+    assert told(ledger) == [("skip poisoned", "early", 2)]
 
 
 def test_reset_undoes_a_decision(ledger: Ledger) -> None:

@@ -32,19 +32,9 @@ def scale(x):
     return x / s
 
 
-@torch.compile(backend="eager")
-def choose(x):
-    if x.sum() > 0:
-        y = x @ x
-    else:
-        y = (x @ x).double()
-    return y
-
-
 net = torch.compile(parts.Net(), backend="eager")
 for _ in range(3):
     net(scale(torch.randn(4, 4)))
-choose(torch.ones(3, 3))
 print("done", sys.argv[1:])
 sys.exit(3)
 """
@@ -68,7 +58,7 @@ class Net(nn.Module):
 
 
 def test_program_is_tried_and_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script and a module of its own, in processes: two fixes hold and are written, one does not hold."""
+    """A script and a module of its own, in processes of their own, until fixes in both are written."""
     monkeypatch.chdir(tmp_path)
     script, parts = tmp_path / "train.py", tmp_path / "parts.py"
     script.write_bytes(SCRIPT.replace("\n", "\r\n").encode())
@@ -77,22 +67,18 @@ def test_program_is_tried_and_changed(tmp_path: Path, monkeypatch: pytest.Monkey
     with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
         job = Job("train.py", arguments=("--flag",), stdout=out.fileno(), stderr=err.fileno())
         found = run(job).audit
-    assert found is not None
-    attach_diffs(found)
-    originals = script.read_bytes(), parts.read_bytes()
-    verify_fixes(found, job)
-    assert (script.read_bytes(), parts.read_bytes()) == originals
+        assert found is not None
+        verify_fixes(attach_diffs(found), job, apply=True)
     told = {(Path(b.file).name, b.line): (b.fix.verified, b.fix.outcome) for b in found.breaks if b.fix.diff}
-    assert told["train.py", 8][0] is True
-    assert told["parts.py", 13][0] is True
-    assert "outputs of 7 calls are equal" in told["parts.py", 13][1]
-    assert told["train.py", 14][0] is False  # the sides' dtypes differ: `torch.cond` raises
-    assert told["train.py", 14][1].startswith("tried on a copy: ")
-    verify_fixes(found, job, apply=True)
-    assert script.read_bytes() == originals[0].replace(b".item()", b".detach()")
+    assert told.keys() == {("train.py", 8), ("parts.py", 13)}
+    for verified, outcome in told.values():
+        assert verified is True
+        assert "the break is gone; outputs of 6 calls are equal" in outcome
+        assert "standard output differs" in outcome  # the print is under a guard
+    assert script.read_bytes() == SCRIPT.replace("\n", "\r\n").replace(".item()", ".detach()").encode()
     assert "        if not torch.compiler.is_compiling():\n            print(" in parts.read_text()
     assert stat.S_IMODE(parts.stat().st_mode) == 0o640
-    assert any("changed" in note and "train.py: 1 fix" in note for note in found.notes)
+    assert sum("changed " in note and ": 1 fix" in note for note in found.notes) == 2
 
 
 # ---- what is told of a run, with runs that are made up -------------------------------------------------------------

@@ -35,8 +35,9 @@ LIMIT = 1.5
         (RUN, ["analyze", "--list"], ["pydantic"]),
         (RUN, ["analyze", "--list-devices"], ["pydantic"]),
         (RUN, ["env", "--help"], ["pydantic"]),
+        (RUN, ["audit", "--help"], ["pydantic"]),
     ],
-    ids=["import", "help", "version", "analyze-help", "list", "list-devices", "env-help"],
+    ids=["import", "help", "version", "analyze-help", "list", "list-devices", "env-help", "audit-help"],
 )
 def test_instant(statement: str, arguments: list[str], allowed: list[str]) -> None:
     text = PROBE.format(arguments=arguments, statement=statement)

@@ -16,6 +16,7 @@ from optpass.training.errors import TrainError
 from optpass.training.loop import (
     StepEvent,
     learning_rate,
+    loss_of,
     make_optimizer,
     steady_seconds,
     train_steps,
@@ -48,7 +49,7 @@ def source(config: TrainingConfig) -> Batches:
 
 
 def losses(model: nn.Module, config: TrainingConfig) -> list[float]:
-    return [event.loss for event in train_steps(model, model, source(config), config)]
+    return [event.loss for event in train_steps(loss_of(model), model, source(config), config)]
 
 
 def test_schedule_rises_then_falls_to_a_tenth() -> None:
@@ -88,7 +89,7 @@ def test_accumulation_is_the_mean_of_its_micro_batches() -> None:
     model.dropout.p = 0.0
     whole = copy.deepcopy(model)
     batches = source(settings)
-    event = next(train_steps(model, model, batches, settings))
+    event = next(train_steps(loss_of(model), model, batches, settings))
     parts = [batches.train(0, micro) for micro in range(3)]
     _, loss = whole(torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]))
     loss.backward()
@@ -103,7 +104,7 @@ def test_the_gradient_is_clipped() -> None:
     settings = config(steps=1, optimizer="sgd", grad_clip=1e-3, weight_decay=0.0, warmup=0, learning_rate=1.0)
     model = Bigram()
     before = copy.deepcopy(model)
-    list(train_steps(model, model, source(settings), settings))
+    list(train_steps(loss_of(model), model, source(settings), settings))
     moved = sum(
         float((a - b).detach().square().sum()) for a, b in zip(model.parameters(), before.parameters(), strict=True)
     )
@@ -137,7 +138,7 @@ def test_a_loss_that_is_not_finite_stops_the_run() -> None:
     model = Bad()
     events = []
     with pytest.raises(TrainError, match=r"loss is nan at step 3; lower learning_rate"):
-        events.extend(train_steps(model, model, source(config()), config()))
+        events.extend(train_steps(loss_of(model), model, source(config()), config()))
         pytest.fail("no error")
     assert model.calls == 3
 

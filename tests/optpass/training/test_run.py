@@ -19,7 +19,7 @@ from optpass.reporting.writable import check_file, check_folder
 from optpass.training import run
 from optpass.training.config import load
 from optpass.training.errors import TrainError
-from optpass.training.loop import StepEvent, train_steps
+from optpass.training.loop import StepEvent, loss_of, train_steps
 
 JobFile = Callable[..., Path]
 
@@ -63,7 +63,7 @@ def test_compiled_is_the_plain_loop(job_file: JobFile) -> None:
     """With the eager inner compiler nothing may differ from a loop over the module itself."""
     prepared = run.prepare(load(job_file()))
     plain = copy.deepcopy(prepared.model)
-    expected = [event.loss for event in train_steps(plain, plain, prepared.batches, prepared.job.config)]
+    expected = [event.loss for event in train_steps(loss_of(plain), plain, prepared.batches, prepared.job.config)]
     found = [event.loss for event in run.execute(prepared, ignore).steps]
     assert found == pytest.approx(expected, rel=1e-6)
 

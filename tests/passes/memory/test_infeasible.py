@@ -22,7 +22,9 @@ def test_the_message_has_floor_tensors_and_helps() -> None:
     error = explain_infeasible(10 * G, 17 * G, LEDGER, tensors, helps, "options: memory_budget='10GiB'")
     assert isinstance(error, BudgetInfeasibleError) and (error.floor_bytes, error.budget_bytes) == (17 * G, 10 * G)
     said = str(error)
-    assert said.startswith("options: memory_budget='10GiB': no plan of this training step fits 10 GiB (10737418240 bytes)")
+    assert said.startswith(
+        "options: memory_budget='10GiB': no plan of this training step fits 10 GiB (10737418240 bytes)"
+    )
     assert "the smallest peak of any plan is 17 GiB (18253611008 bytes)" in said
     assert "There it holds optimizer 8 GiB, parameters 4 GiB, gradients 4 GiB, activations 1 GiB" in said
     assert "2 GiB f32[8, 128, 128] of aten._softmax.default (model.py:41, layers.7.attn)" in said

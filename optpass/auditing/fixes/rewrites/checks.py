@@ -6,7 +6,7 @@ import ast
 
 from optpass.auditing.fixes.facts import Facts
 from optpass.auditing.fixes.rewrites.branches import in_test, is_elif
-from optpass.auditing.fixes.rewrites.conditions import predicate
+from optpass.auditing.fixes.rewrites.conditions import predicate, scalars_as_tensors
 from optpass.auditing.fixes.site import Site
 from optpass.auditing.fixes.source import Edit
 
@@ -48,8 +48,10 @@ class AssertTensor:
         check = site.statement
         if not isinstance(check, ast.Assert) or not (check.msg is None or isinstance(check.msg, ast.Constant)):
             return None
+        if not scalars_as_tensors(check.test, site, facts):
+            return None
         test = predicate(check.test, site, facts)
-        return None if test is None or test == site.source.segment(check.test) else [site.replace(check.test, test)]
+        return None if test is None else [site.replace(check.test, test)]
 
 
 def _literal_message(statement: ast.stmt) -> str | None:

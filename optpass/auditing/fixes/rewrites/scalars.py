@@ -69,9 +69,9 @@ class CaptureDynamicShape:
     def edits(self, site: Site, facts: Facts) -> list[Edit] | None:
         """One line behind the imports of the module."""
         gb = site.gb_type.lower()
-        if "dynamic shape operator" in gb:
+        if "dynamic shape operator" in gb and "no meta" not in gb:
             return config_line(site, "capture_dynamic_output_shape_ops")
-        if "data dependent operator" in gb or "tensor.tolist" in gb:
+        if "data dependent operator" in gb:
             tolist = any(isinstance(e, ast.Call) and _method(e) == "tolist" for e in site.expressions)
             return config_line(site, "capture_scalar_outputs") if tolist else None
         return None

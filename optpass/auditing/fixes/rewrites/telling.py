@@ -7,6 +7,7 @@ import re
 
 from optpass.auditing.fixes import tables
 from optpass.auditing.fixes.facts import Facts
+from optpass.auditing.fixes.rewrites.conditions import predicate
 from optpass.auditing.fixes.site import Site
 from optpass.auditing.fixes.source import Edit
 
@@ -82,6 +83,8 @@ class GuardMessage:
             return None
         if isinstance(check.msg, ast.Constant) or not (facts.harmless(check.test) and facts.harmless(check.msg)):
             return None
+        if predicate(check.test, site, facts) is None:
+            return None  # a check of shapes, say, which costs nothing and must stay
         return site.guarded(check, check)
 
 

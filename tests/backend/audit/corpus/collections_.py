@@ -1,4 +1,4 @@
-"""Containers and iterators. `test_corpus.py` says how programs are written."""
+"""Containers, iterators and identity. `test_corpus.py` says how programs are written."""
 
 # ruff: noqa: B007, F841, SIM105
 # Written the way users write, faults included.
@@ -229,3 +229,37 @@ def groupby_tensor_key():
         return x
 
     return fn, (torch.ones(1),)
+
+
+def call_object():
+    """GB0147"""
+
+    def fn(x, obj):
+        try:
+            return obj(x)  # break
+        except TypeError:
+            return x
+
+    return fn, (torch.ones(3), Plain())
+
+
+def id_compare():
+    """GB9316"""
+
+    def fn(x):
+        items = [1]
+        if id(items) > 5:  # break
+            return x + 1
+        return x
+
+    return fn, (torch.ones(3),)
+
+
+def id_returned():
+    """GB4501"""
+
+    def fn(x):
+        items = [1]
+        return x + 1, id(items)  # break
+
+    return fn, (torch.ones(3),)

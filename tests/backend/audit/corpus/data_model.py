@@ -249,40 +249,6 @@ def namedtuple_fields():
     return fn, (torch.ones(3), Plain())
 
 
-def call_object():
-    """GB0147"""
-
-    def fn(x, obj):
-        try:
-            return obj(x)  # break
-        except TypeError:
-            return x
-
-    return fn, (torch.ones(3), Plain())
-
-
-def id_compare():
-    """GB9316"""
-
-    def fn(x):
-        items = [1]
-        if id(items) > 5:  # break
-            return x + 1
-        return x
-
-    return fn, (torch.ones(3),)
-
-
-def id_returned():
-    """GB4501"""
-
-    def fn(x):
-        items = [1]
-        return x + 1, id(items)  # break
-
-    return fn, (torch.ones(3),)
-
-
 def setitem_inline():
     """GB0131"""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 import threading
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from optpass.backend.audit.recompile_fixes import buckets
+from optpass.backend.audit.buckets import buckets
 from optpass.backend.audit.recompiles import RecompileCollector
 from optpass.reporting.audit.model import Recompile
 
@@ -113,6 +114,45 @@ def test_a_module_of_torchs_is_named_by_its_forward(compiled: Any, recompiles: R
     (record,) = recompiles()
     assert (record.function, record.source) == ("Linear.forward", "input.size(0)")
     assert record.file.endswith("linear.py")
+
+
+def test_arguments_below_a_decorator_have_their_names(compiled: Any, recompiles: Records) -> None:
+    def decorate(function: Any) -> Any:
+        @functools.wraps(function)
+        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return function(self, *args, **kwargs)
+
+        return wrapper
+
+    class Model(nn.Module):
+        @decorate
+        def forward(self, ids: Any, mask: Any) -> Any:
+            return ids * 2 + mask.sum()
+
+    run = compiled(Model(), dynamic=False)
+    run(X, mask=X.clone())
+    run(X, mask=torch.randn(5))
+    run(torch.randn(6), mask=torch.randn(5))
+    assert [r.source for r in recompiles()] == ["mask.size(0)", "ids.size(0)"]
+
+
+def test_the_newest_of_equally_close_entries_is_blamed(compiled: Any, recompiles: Records) -> None:
+    """Sizes that grow together are one change: a cache that grows is not blamed on its first, empty state."""
+
+    def append(cache: Any, x: Any) -> Any:
+        if not cache:
+            cache.extend([x * 2, x * 3])
+        else:
+            cache[0], cache[1] = torch.cat([cache[0], x]), torch.cat([cache[1], x])
+        return cache[0].sum() + cache[1].sum()
+
+    run, cache = compiled(append, dynamic=False), []
+    for _ in range(4):
+        run(cache, torch.randn(1))
+    assert [(r.source, r.values) for r in recompiles()] == [
+        ("len(cache)", ["0", "2"]),
+        ("cache[0].size(0)", ["1", "2", "3"]),
+    ]
 
 
 def test_seconds_are_those_of_the_compile(compiled: Any, recompiles: Records) -> None:

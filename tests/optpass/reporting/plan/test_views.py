@@ -145,10 +145,11 @@ def test_the_terminal_has_every_part() -> None:
     for part in (
         "llama:8b", "bfloat16", "optimizer adamw", "micro-batch 4, the largest that fits", "fsdp over 8 devices",
         "2 micro-batches a step", "141 GiB of memory", "It fits", "parameters   15 GiB, 19.0%",
-        "while the optimizer steps   50 GiB", "layers.0, 2 GiB with its gradients", "1: 50 GiB, 4: 79 GiB",
+        "layers.0, 2 GiB with its gradients", "1: 50 GiB, 4: 79 GiB",
         "softmax, model.py:41", "20.0% longer", "a note <b>",
     ):  # fmt: skip
         assert part in text, part
+    assert re.search(r"while the optimizer steps +50 GiB", text)
     assert text.index("Recomputed") < text.index("Saved") < text.index("Curve") < text.index("Notes")
 
 
