@@ -95,6 +95,7 @@ def capture_model(
     real: bool = False,
     joint: bool = False,
     prepare: Callable[[fx.GraphModule], None] | None = None,
+    as_inductor: bool = True,
 ) -> Capture:
     """Capture every graph of `model(*args, **kwargs)`.
 
@@ -108,6 +109,7 @@ def capture_model(
         real: run a copy of the model on its real tensors; for models that branch on values.
         joint: keep the joint graphs too, and the copy of the model.
         prepare: changes each Dynamo graph before it is traced on, as the backend's passes would.
+        as_inductor: as in `capture.trace`.
 
     Raises:
         TraceError: the model raised, or something in it cannot be traced; says what, and the user's line.
@@ -125,9 +127,9 @@ def capture_model(
             result.inputs = model_tensors.described((inputs, named))
             with watched(mode, result.eager) as unwatched:
                 step = inner if loss is None else _with_loss(inner, loss)
-                _run(step, inputs, named, _backend(result, real, unwatched, joint, prepare), train)
+                _run(step, inputs, named, _backend(result, real, unwatched, _Trace(joint, as_inductor), prepare), train)
         if result.eager and not real:
-            _trace_whole(result, inner, inputs, named, loss, train)
+            _trace_whole(result, inner, inputs, named, loss, train, _Trace(joint, as_inductor))
         if joint:
             result.model, result.arguments = inner, (*inputs, *named.values())
     except OptPassError:
@@ -164,7 +166,13 @@ def _run(
 
 
 def _trace_whole(
-    result: Capture, model: Any, inputs: tuple[Any, ...], named: dict[str, Any], loss: Any, train: bool
+    result: Capture,
+    model: Any,
+    inputs: tuple[Any, ...],
+    named: dict[str, Any],
+    loss: Any,
+    train: bool,
+    how: _Trace,
 ) -> None:
     """Replace the graphs by one of the whole model, where it can be traced without Dynamo; else leave them."""
     start = time.perf_counter()
@@ -173,7 +181,7 @@ def _trace_whole(
         with torch.set_grad_enabled(train), torch.random.fork_rng(devices=[]):
             gm, values = whole_graph(model, model_tensors.owner(model), inputs, named, loss)
             item.nodes = len(gm.graph.nodes)
-            item.graphs = _traced(gm, values, item, keep_joint=True)
+            item.graphs = _traced(gm, values, item, how)
     except Exception as error:  # noqa: BLE001  # the graphs that there are still say most; `eager` says what is missing
         log.info("the model could not be traced whole: %s", reason(error))
         return
@@ -185,7 +193,7 @@ def _backend(
     result: Capture,
     real: bool,
     unwatched: Callable[[], contextlib.AbstractContextManager[None]],
-    joint: bool,
+    how: _Trace,
     prepare: Callable[[fx.GraphModule], None] | None,
 ) -> Callable[..., Any]:
     """A Dynamo backend that files each graph in `result`, and each call of it."""
@@ -200,7 +208,7 @@ def _backend(
         own = copy.deepcopy(gm)
         if prepare is not None:
             prepare(own)
-        item.graphs = _traced(own, values, item, joint)
+        item.graphs = _traced(own, values, item, how)
         item.seconds = time.perf_counter() - start
         result.items.append(item)
         answer = gm.forward if real else _fake_answer(gm)
@@ -215,9 +223,22 @@ def _backend(
     return backend
 
 
-def _traced(gm: fx.GraphModule, values: list[Any], item: Captured, keep_joint: bool) -> tuple[AtenGraph, ...]:
-    keep = (lambda found: setattr(item, "joint", found)) if keep_joint else None
-    return capture.trace(gm, values, on_linear=lambda: setattr(item, "linear", True), on_joint=keep)
+@dataclass(frozen=True)
+class _Trace:
+    """How a graph is traced: whether its joint graph is kept, and as which inner compiler would."""
+
+    joint: bool
+    as_inductor: bool
+
+
+def _traced(gm: fx.GraphModule, values: list[Any], item: Captured, how: _Trace) -> tuple[AtenGraph, ...]:
+    return capture.trace(
+        gm,
+        values,
+        on_linear=lambda: setattr(item, "linear", True),
+        on_joint=(lambda found: setattr(item, "joint", found)) if how.joint else None,
+        as_inductor=how.as_inductor,
+    )
 
 
 def _fake_answer(gm: fx.GraphModule) -> Callable[..., Any]:

@@ -117,6 +117,8 @@ def trace(
     inputs: list[Any],
     on_linear: Callable[[], None] | None = None,
     on_joint: Callable[[Joint], None] | None = None,
+    *,
+    as_inductor: bool = True,
 ) -> tuple[AtenGraph, ...]:
     """Trace `gm` with Inductor's decompositions and partition it as Inductor would. Nothing is compiled.
 
@@ -125,11 +127,13 @@ def trace(
         inputs: fake (or real) tensors and symbols for its placeholders.
         on_linear: called if the joint graph is so large that the linear partitioner splits it (`MIN_CUT_NODES`).
         on_joint: called with the joint graph and what the partitioner keeps of it.
+        as_inductor: use Inductor's decompositions and joint-graph passes; 'aot_eager' has neither.
     """
     graphs: list[AtenGraph] = []
 
     def partition(joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-        _joint_passes(joint)
+        if as_inductor:
+            _joint_passes(joint)
         small = len(joint.graph.nodes) <= MIN_CUT_NODES
         if not small and on_linear is not None:
             on_linear()
@@ -144,7 +148,8 @@ def trace(
         return forward, backward
 
     def inference(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
-        _joint_passes(graph)
+        if as_inductor:
+            _joint_passes(graph)
         graphs.append(AtenGraph("forward", graph.graph))
         return _never_called
 
@@ -160,7 +165,7 @@ def trace(
             bw_compiler=nothing,
             inference_compiler=inference,
             partition_fn=partition,
-            decompositions=compat.inductor_decompositions(),
+            decompositions=compat.inductor_decompositions() if as_inductor else {},
             keep_inference_input_mutations=True,
         )(gm, inputs)
     return tuple(graphs)

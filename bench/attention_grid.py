@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-import torch
-
-from optpass.bench.attention_heap import MAPPED, joined, mapped
+from optpass.bench.attention_heap import MAPPED
 from optpass.bench.attention_ways import FLEX, UNFUSED, Meter, Point, threads
 from optpass.bench.isolate import run_isolated
 from optpass.bench.progress import Progress
@@ -24,6 +22,8 @@ MANY = 4
 UNFUSED_MASKS = (NONE, "computed", "loaded", "operand", "full", "softcap")
 FUSED_MASKS = (NONE, "causal", "operand", "full")
 FLEX_MASKS = (NONE, "causal", "softcap")
+#: The unfused way without a mask, for `Meter.measure`.
+UNFUSED_ALONE = {UNFUSED: (UNFUSED, NONE)}
 
 Line = tuple[float, ...]
 
@@ -111,8 +111,16 @@ def figures(grid: Grid, meter: Meter, progress: Progress) -> dict[str, Figures]:
     dims = _dims(grid, meter, kernels, progress)
     masks = {kernel: _masks(grid, meter, kernel, progress) for kernel in kernels}
     scores = _scores(grid, meter, kernels, progress)
+    faults = {UNFUSED: _faults(grid, meter, progress)}
     found = {
-        kernel: Figures(plane[kernel], dims[kernel], masks[kernel], scores[kernel], grid.masked_lengths(kernel))
+        kernel: Figures(
+            plane[kernel],
+            dims[kernel],
+            masks[kernel],
+            scores[kernel],
+            faults.get(kernel, {}),
+            grid.masked_lengths(kernel),
+        )
         for kernel in kernels
         if plane[kernel] and (masks[kernel] or kernel == UNFUSED)
     }
@@ -163,36 +171,30 @@ def _scores(grid: Grid, meter: Meter, kernels: Sequence[str], progress: Progress
     ways = {kernel: (kernel, NONE) for kernel in kernels}
     _say(progress, meter, "numbers of scores")
     alone = _gather(meter.measure(point, ways) for point in grid.numbers())
-    found = {kernel: {"1": line} if len(line) == len(grid.axes.scores) else {} for kernel, line in alone.items()}
-    if not found.get(UNFUSED):
-        return {kernel: found.get(kernel, {}) for kernel in kernels}
-    many = _gather(meter.measure(point, {UNFUSED: (UNFUSED, NONE)}, MANY) for point in grid.numbers())[UNFUSED]
-    found[UNFUSED] = {"1": found[UNFUSED]["1"], str(MANY): many}
-    if meter.device == "cpu":
-        found[UNFUSED] = _with_faults(grid, meter, found[UNFUSED])
+    found = {kernel: {"1": line} for kernel, line in alone.items() if len(line) == len(grid.axes.scores)}
+    if UNFUSED in found and meter.device != "cpu":  # of a CPU's, all that a later region saves is faults
+        found[UNFUSED][str(MANY)] = _gather(meter.measure(p, UNFUSED_ALONE, MANY) for p in grid.numbers())[UNFUSED]
     return {kernel: found.get(kernel, {}) for kernel in kernels}
 
 
-def _with_faults(grid: Grid, meter: Meter, kept: Mapping[str, Line]) -> dict[str, Line]:
-    """The same lines where a user's buffers are mapped at every call, measured in a process that does so."""
-    size = getattr(torch, meter.dtype).itemsize
-    here = tuple(mapped(scores, size, training=meter.training) for scores in grid.axes.scores)
-    if not any(here):
-        return dict(kept)
-    arguments = {"dtype": meter.dtype, "training": meter.training}
-    faulting = run_isolated("optpass.bench.attention_grid:mapped_scores", arguments, environ=MAPPED)
-    return {name: joined(line, tuple(faulting[name]), here) for name, line in kept.items()}
+def _faults(grid: Grid, meter: Meter, progress: Progress) -> dict[str, float]:
+    """What page faults add to the unfused way at the largest number of scores, alone and with others after it."""
+    if meter.device != "cpu" or meter.dtype in grid.brief:
+        return {}
+    _say(progress, meter, "page faults")
+    point, found = grid.numbers()[-1], {}
+    for regions in (1, MANY):
+        arguments = {"dtype": meter.dtype, "training": meter.training, "point": asdict(point), "regions": regions}
+        faulting = run_isolated("optpass.bench.attention_grid:mapped", arguments, environ=MAPPED)["ns"]
+        kept = meter.measure(point, UNFUSED_ALONE, regions)[UNFUSED]
+        found[str(regions)] = float(f"{max(0.0, faulting - kept):.4g}")
+    return found
 
 
-def mapped_scores(dtype: str, training: bool) -> dict[str, Line]:
-    """In a process of its own: unfused attention by the number of scores, alone and with others after it."""
-    grid, meter = GRIDS["cpu"], Meter("cpu", dtype, training)
+def mapped(dtype: str, training: bool, point: Mapping[str, int], regions: int) -> dict[str, float]:
+    """ns per score of unfused attention, in a process of its own whose buffers are mapped."""
     with threads(1):
-        lines = {
-            str(n): _gather(meter.measure(point, {UNFUSED: (UNFUSED, NONE)}, n) for point in grid.numbers())
-            for n in (1, MANY)
-        }
-    return {name: line[UNFUSED] for name, line in lines.items()}
+        return {"ns": Meter("cpu", dtype, training).measure(Point(**point), UNFUSED_ALONE, regions)[UNFUSED]}
 
 
 def _flex(grid: Grid, meter: Meter, progress: Progress) -> dict[str, Figures]:

@@ -36,7 +36,7 @@ CLAIM = (
     "better of the fused kernel and the inner compiler alone."
 )
 
-#: Sizes off the grid, drawn from these ranges, a few of each dtype and mode; on a CPU, such as are not mapped anew.
+#: Sizes off the grid, drawn from these ranges, a few of each dtype and mode; on a CPU, such as are kept.
 LENGTHS = {"cpu": (80, 1500), "cuda": (200, 6000)}
 HEAD_DIMS = (40, 64, 80, 96, 128)
 SCORES = {"cpu": (2**20, 2**22), "cuda": (2**24, 2**28)}

@@ -174,6 +174,7 @@ def captured(
     *,
     joint: bool = False,
     prepare: Callable[[fx.GraphModule], None] | None = None,
+    as_inductor: bool = True,
 ) -> tuple[Capture, list[str]]:
     """The target's graphs, by fake tensors or, where they cannot follow it, for real; and what the user should know.
 
@@ -181,7 +182,7 @@ def captured(
         target: a model and its inputs.
         train: forward and backward.
         loss: reduces the output to a scalar; default the target's own, else the generic one.
-        joint, prepare: as in `ahead.capture_model`.
+        joint, prepare, as_inductor: as in `ahead.capture_model`.
     """
     from optpass.backend import ahead
     from optpass.models import loss as generic
@@ -192,6 +193,7 @@ def captured(
         return ahead.capture_model(
             chosen.model, chosen.args, chosen.kwargs, train=train, loss=reduce, fake=chosen.fake_mode,
             dtype=chosen.dtype, real=real, joint=joint, prepare=prepare,
+            as_inductor=as_inductor,
         )  # fmt: skip
 
     try:

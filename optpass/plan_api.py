@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from optpass import api
 from optpass.errors import ConfigError
 from optpass.options import Options, resolve
-from optpass.planning.request import Captured, Prepare, Progress, Request
+from optpass.planning.request import Captured, Progress, Request
 from optpass.reporting.plan.model import PlanReport
 from optpass.targets import OnnxTarget, Target, load
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from optpass.passes.devices import DeviceSpec
     from optpass.passes.memory.optimizers import OptimizerCost
+    from optpass.planning.prepare import Prepared
 
 AUTO = "auto"
 
@@ -163,10 +164,12 @@ class _Source:
         """What says which device is present; None for a target by name, whose tensors are on none."""
         return None if isinstance(self.model, str) else self._target(None)
 
-    def capture(self, batch: int | None, prepare: Prepare) -> Captured:
+    def capture(self, batch: int | None, prepare: Prepared) -> Captured:
         """The step at a micro-batch, or at the target's own."""
         target = self._target(batch)
-        capture, notes = api.captured(target, True, self.loss, joint=True, prepare=prepare)
+        capture, notes = api.captured(
+            target, True, self.loss, joint=True, prepare=prepare, as_inductor=prepare.as_inductor
+        )  # fmt: skip
         size = leading(target.args, target.kwargs)
         return Captured(self.name or target.name, capture, size, (*notes, "the loss is computed in the graph"))
 

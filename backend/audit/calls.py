@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from optpass.backend.audit.observe import Graph, Observation, Observed, begin
+from optpass.backend.compat import audit as dynamo
 
 _DEEPEST = 100
 #: Steady calls of a function that are enough for a median, and calls in a row of such functions that are enough of all.
@@ -31,15 +32,20 @@ class Tally:
         calls: calls from outside that were timed.
         first_s: seconds of the first, compile included.
         observed: operations of one call, where that was asked for.
+        shown: the functions inside of its decorators.
         wanted: what the next call is asked to observe; see `observe`.
+        every_call: count them all, rather than until there are enough.
     """
 
-    __slots__ = ("calls", "first_s", "observed", "steady", "wanted")
+    every_call = False
+
+    __slots__ = ("calls", "first_s", "observed", "shown", "steady", "wanted")
 
     def __init__(self) -> None:
         self.calls = 0
         self.first_s: float | None = None
         self.steady: deque[float] = deque(maxlen=2 * ENOUGH)
+        self.shown: set[types.CodeType] = set()
         self.observed: Observed | None = None
         self.wanted: tuple[Graph, ...] = ()
 
@@ -111,7 +117,7 @@ class CallWatcher:
         observed = observation.end() if observation is not None else None
         self._in_a_row += 1
         for tally in tallies:
-            if len(tally.steady) < ENOUGH:
+            if tally.every_call or len(tally.steady) < ENOUGH:
                 self._in_a_row = 0
             tally.calls += 1
             if tally.first_s is None:
@@ -125,15 +131,30 @@ class CallWatcher:
 
     def _tallies(self, callback: Any, frame: types.FrameType) -> tuple[Tally, ...]:
         """The function's tallies. Its frame's variables are read once per `torch.compile`: that is slow."""
-        code = _code_of(frame.f_locals.get("fn"))
-        found = tuple(teller.tally(code) for teller in self._tellers) if code is not None else ()
+        function = _called(frame.f_locals.get("fn"))
+        code = getattr(function, "__code__", None)
+        found: tuple[Tally, ...] = ()
+        if isinstance(code, types.CodeType):
+            found = tuple(teller.tally(code) for teller in self._tellers)
+            for tally in found:
+                tally.shown.add(getattr(_meant(function), "__code__", code))
         self._known[id(callback)] = (callback, found)  # the callback is held, so that its id stays its own
         return found
 
 
-def _code_of(function: Any) -> types.CodeType | None:
+def _called(function: Any) -> Any:
+    """The function whose frame Dynamo compiles: a module's `forward` for its call."""
     owner = getattr(function, "__self__", None)
     if isinstance(owner, nn.Module) and getattr(function, "__name__", "") != "forward":
-        function = owner.forward
-    code = getattr(function, "__code__", None)
-    return code if isinstance(code, types.CodeType) else None
+        return owner.forward
+    return function
+
+
+def _meant(function: Any) -> Any:
+    """The function that the user would name: inside of decorators and of the frame that Dynamo puts around some."""
+    for _ in range(_DEEPEST):
+        inner = getattr(function, "__wrapped__", None) or dynamo.inside_own_frame(function)
+        if inner is None:
+            break
+        function = inner
+    return _called(function)

@@ -89,7 +89,7 @@ class FunctionCollector:
             return [_record(entry) for entry in entries]
 
     def _entry(self, code: types.CodeType) -> _Entry:
-        key = (code.co_filename, code.co_firstlineno, getattr(code, "co_qualname", code.co_name))
+        key = _key(code)
         return self._entries.setdefault(key, _Entry(key))
 
     def _note_graphs(self, namespace: dict[str, Any] | None, names: tuple[str, ...], ops: int) -> None:
@@ -106,8 +106,14 @@ class FunctionCollector:
                     entry.tally.wanted = every or (Graph({}, "", 0),)
 
 
+def _key(code: types.CodeType) -> Key:
+    return code.co_filename, code.co_firstlineno, getattr(code, "co_qualname", code.co_name)
+
+
 def _record(entry: _Entry) -> FunctionRecord:
-    file, line, function = entry.key
+    # A decorator's wrapper may be around several functions: then it is shown as what it is.
+    shown = {_key(code) for code in tuple(entry.tally.shown)}
+    file, line, function = shown.pop() if len(shown) == 1 else entry.key
     captured = sum(entry.ops.values())
     total = captured if entry.compiles and not entry.broken else None
     observed = entry.tally.observed

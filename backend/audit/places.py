@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import linecache
 import os
-import sys
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,8 +80,3 @@ def column(file: str, line: int, offset: int | None) -> int | None:
     if not text or text.isascii():
         return offset + 1
     return len(text.encode("utf-8")[:offset].decode("utf-8", errors="ignore")) + 1
-
-
-def executable() -> str:
-    """The script that runs, for a report's title."""
-    return sys.argv[0] if sys.argv else ""

@@ -179,7 +179,7 @@ def _attribute(case: Case) -> str:
         )
     if _is_number(found.after) or _is_number(found.before):
         name = found.source.rpartition(".")[2]
-        if found.source.startswith("self.") and name.isidentifier():
+        if name.isidentifier() and name != found.source:
             owner = found.source.removesuffix(f".{name}")
             made = f"{owner}.register_buffer({name!r}, torch.tensor({found.before}))"
             return (

@@ -106,6 +106,8 @@ class Recording:
         recompiles = [r for r in self._recompiles.records() if self._is_ours(r)]
         silent = [r for r in self._silent.records() if self._is_ours(r)]
         hooks, notes = how_observed(WATCH.problems, WATCH.fallback, self._failures)
+        hooks["recompiles"] = "; ".join(self._recompiles.problems) or "ok"
+        hooks["silent eager"] = "; ".join(self._silent.problems) or "ok"
         return Audit(
             target=target,
             created=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -72,7 +72,12 @@ AUDIT_POINTS = (LOG_GRAPH_BREAK, UNSUPPORTED, USER_ERROR, CONVERT_FRAME, CALL_CO
 
 def audit_problems() -> list[str]:
     """Hook points that this torch lacks, each with what is less precise for it."""
-    found = [f"{problem}: {p.loses}" for p in AUDIT_POINTS if (problem := p.problem()) is not None]
+    from optpass.backend.compat.audit_entry import ENTRY_POINTS
+    from optpass.backend.compat.audit_guards import guard_problems
+
+    points = (*AUDIT_POINTS, *ENTRY_POINTS)
+    found = [f"{problem}: {p.loses}" for p in points if (problem := p.problem()) is not None]
+    found += guard_problems()
     if not gb_ids():
         found.append("torch._dynamo's registry of graph breaks is missing: breaks have no GB id")
     return found
@@ -112,6 +117,14 @@ def innermost_translator() -> Any:
     root = getattr(getattr(symbolic_convert, "tls", None), "current_tx", None)
     output = getattr(root, "output", None)
     return getattr(output, "current_tx", None) if output is not None else None
+
+
+def inside_own_frame(function: Any) -> Any:
+    """What a function of Dynamo's own calls, which stands in for one without a frame; None for any other function."""
+    code = getattr(function, "__code__", None)
+    if code is None or not code.co_filename.endswith("_dynamo/external_utils.py") or "fn" not in code.co_freevars:
+        return None
+    return function.__closure__[code.co_freevars.index("fn")].cell_contents
 
 
 def is_break(error: BaseException | None) -> bool:

@@ -24,7 +24,8 @@ class Peak:
 
     Attributes:
         bytes_above_start: most bytes allocated at one time, above what was allocated before the run.
-        bytes_left: bytes still allocated after it, above the same start; negative where it freed more than it made.
+        bytes_left: bytes still allocated after it, above the same start; on CUDA negative where it freed more than it
+            made.
         timeline: CPU only: bytes above the start after each allocation and release, in order of time.
     """
 
@@ -65,6 +66,9 @@ def measure_peak(fn: Callable[[], Any], device: torch.device | str = "cpu", *, c
     What `fn` returns is released after the measurement, so that it counts as left. Compile and warm up before: what a
     compiler allocates counts like everything else. `collect` runs the cycle collector first, because what a cycle of
     an earlier run holds would otherwise be released in the middle of this one.
+
+    On CPU the release of what was there before is not seen, since the profiler does not know its size: drop gradients
+    before the measurement, not in `fn`, or the bytes that replace them count on top of theirs.
 
     Raises:
         RuntimeError: on CPU, where a profiler is running already.

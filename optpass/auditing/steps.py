@@ -115,6 +115,8 @@ class StepCounter:
 class _Counted(Tally):
     """A tally that tells of every call: its `calls` is set as a call's last act, with Dynamo switched off."""
 
+    every_call = True
+
     __slots__ = ("_called", "_number")
 
     def __init__(self, called: Callable[[], None]) -> None:

@@ -51,7 +51,7 @@ def plan_step(request: Request) -> PlanReport:
 
         if budget is None:
             raise ConfigError("--batch auto looks for the largest micro-batch within a budget; name one with --budget")
-        solved, tried = largest_batch(request, budget)
+        solved, tried = largest_batch(request, int(budget * (1 - request.headroom)))
     else:
         solved = solve(request, request.batch)
     plan = solved.planner.plan(budget)

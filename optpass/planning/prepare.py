@@ -29,6 +29,11 @@ class Prepared:
         self.applied: Counter[str] = Counter()
         self.declined: Counter[str] = Counter()
 
+    @property
+    def as_inductor(self) -> bool:
+        """Whether the graph is traced as Inductor would, rather than as 'aot_eager'."""
+        return self.options.inner == "inductor"
+
     def __call__(self, gm: fx.GraphModule) -> None:
         """Run them on `gm`, in place."""
         context = PassContext(self.options, lambda: self.device, graph_id="plan", training=True)

@@ -113,4 +113,3 @@ def _offload(
         pays=bool(moved) and replaced > 2 * device.launch_s * len(moved),  # two copies to start for each tensor
         tensors=tensors,
     )
-

@@ -11,16 +11,13 @@ from optpass.planning.shard import Shard
 from optpass.units import Budget
 
 if TYPE_CHECKING:
-    from torch import fx
-
     from optpass.backend.ahead import Capture
     from optpass.passes.devices import DeviceSpec
     from optpass.passes.memory.optimizers import OptimizerCost
+    from optpass.planning.prepare import Prepared
 
 #: Told the fraction done (None where nobody knows) and what is being done.
 Progress = Callable[[float | None, str], None]
-#: Changes a Dynamo graph as the backend's passes would.
-Prepare = Callable[["fx.GraphModule"], None]
 
 
 @dataclass(frozen=True)
@@ -56,11 +53,12 @@ class Request:
         shard: how the state is divided; None for one device.
         options: the backend's options, which say what passes run.
         search_batch: look for the largest micro-batch that fits.
+        headroom: part of the budget that the search leaves free.
         batch: the micro-batch to plan for; None for the target's own.
         progress: told what is being done.
     """
 
-    capture: Callable[[int | None, Prepare], Captured]
+    capture: Callable[[int | None, Prepared], Captured]
     device: DeviceSpec
     budget: Budget | None = None
     where: str = "memory_budget"
@@ -71,6 +69,7 @@ class Request:
     shard: Shard | None = None
     options: Options = field(default_factory=Options)
     search_batch: bool = False
+    headroom: float = 0.0
     batch: int | None = None
     progress: Progress = field(default=lambda fraction, text: None)
     notes: tuple[str, ...] = ()

@@ -20,13 +20,17 @@ from optpass.errors import ConfigError
 from optpass.passes.devices import DeviceSpec
 from optpass.plan_api import AUTO, budget_place, check_optimizer, checked_batch
 from optpass.planning.plan import plan_step
-from optpass.planning.request import Captured, Prepare, Progress, Request
+from optpass.planning.prepare import Prepared
+from optpass.planning.request import Captured, Progress, Request
 from optpass.planning.shard import Shard
 from optpass.reporting.plan.model import PlanReport
 from optpass.targets import Target
 from optpass.training import network
 from optpass.training.config import Job, load
 from optpass.training.loop import OPTIMIZERS, optimizer_settings
+
+#: Part of the budget that a run with micro_batch = "auto" leaves free: what is compiled differs a little from the plan.
+HEADROOM = 0.03
 
 
 def plan_file(
@@ -60,8 +64,16 @@ def plan_file(
     return plan_job(job, shard=shard, progress=progress)
 
 
-def plan_job(job: Job, *, shard: Shard | None = None, progress: Progress | None = None) -> PlanReport:
+def plan_job(
+    job: Job, *, shard: Shard | None = None, headroom: float = 0.0, progress: Progress | None = None
+) -> PlanReport:
     """The memory plan of a checked training file.
+
+    Args:
+        job: the file.
+        shard: how the state is divided.
+        headroom: part of the budget that a search for the micro-batch leaves free.
+        progress: told what is being done.
 
     Raises:
         ConfigError: the device is neither present nor named, or the model cannot be built.
@@ -81,6 +93,7 @@ def plan_job(job: Job, *, shard: Shard | None = None, progress: Progress | None 
         shard=shard,
         options=options,
         search_batch=config.micro_batch == AUTO,
+        headroom=headroom,
         batch=None if config.micro_batch == AUTO else config.samples,
         progress=progress or (lambda fraction, text: None),
     )
@@ -113,7 +126,7 @@ def sized(job: Job, progress: Progress | None = None) -> tuple[Job, PlanReport |
     """
     if job.options.memory_budget is None:
         return job, None
-    plan = plan_job(job, progress=progress)
+    plan = plan_job(job, headroom=HEADROOM, progress=progress)
     if job.config.micro_batch != AUTO:
         return job, plan
     assert plan.batch.size is not None  # the inputs are [micro-batch, sequence]
@@ -126,7 +139,7 @@ class _Model:
 
     job: Job
 
-    def capture(self, batch: int | None, prepare: Prepare) -> Captured:
+    def capture(self, batch: int | None, prepare: Prepared) -> Captured:
         """The step as the loop runs it: the model's own loss, under the loop's precision."""
         config = self.job.config
         mode = compat.fake_mode_for_planning()
@@ -136,7 +149,9 @@ class _Model:
         dtype = torch.bfloat16 if config.precision == "bf16-true" else None
         target = Target(module, (tokens, targets), {}, _name(self.job), fake_mode=mode, dtype=dtype)
         with _autocast(config.precision):
-            capture, notes = api.captured(target, True, _own_loss, joint=True, prepare=prepare)
+            capture, notes = api.captured(
+                target, True, _own_loss, joint=True, prepare=prepare, as_inductor=prepare.as_inductor
+            )  # fmt: skip
         return Captured(target.name, capture, batch or 1, tuple(notes))
 
 

@@ -21,6 +21,8 @@ from torch import Tensor
 _SCORES: Final = 1 << 20
 #: Queries of a causal block: fewer compute less in vain beside the diagonal, more make larger products.
 _CAUSAL_ROWS: Final = 256
+#: Rows beside the diagonal that are masked one by one.
+_STRIP: Final = 32
 #: Queries of any block, at least.
 _LEAST_ROWS: Final = 16
 
@@ -64,7 +66,7 @@ class _Region:
         rows = max(_LEAST_ROWS, per_block // max(1, self.keys))
         self.block_rows = min(self.rows, rows, _CAUSAL_ROWS) if causal else min(self.rows, rows)
         self.block_heads = max(1, per_block // max(1, self.block_rows * self.keys))
-        self._above = query.new_ones((self.block_rows, self.block_rows), dtype=torch.bool).triu_(1) if causal else None
+        self._above = query.new_ones((_STRIP, _STRIP), dtype=torch.bool).triu_(1) if causal else None
 
     def head_chunks(self) -> Iterator[slice]:
         """Heads of a block; of one batch only where the mask tells heads or batches apart."""
@@ -91,9 +93,7 @@ class _Region:
         key = self.key[block.heads, : block.keys].transpose(1, 2)
         torch.baddbmm(scores, self.query[block.heads, block.queries], key, beta=0, alpha=self.scale, out=scores)
         if self._above is not None and block.queries.start < block.keys:
-            wide = block.keys - block.queries.start
-            above = self._above[: shape[1], :wide]
-            scores[:, :, block.queries.start :].masked_fill_(above, float("-inf"))
+            _hide(scores[:, :, block.queries.start :], self._above)
         mask = self._masking(block)
         if mask is None or mask.dtype == torch.bool:
             if mask is not None:
@@ -165,6 +165,16 @@ def _head_gradients(region: _Region, grad: Tensor, grads: list[Tensor], heads: s
         of_value[:, : block.keys].add_(torch.bmm(weights.transpose(1, 2), grad[own]))
     grads[1][heads] = of_key
     grads[2][heads] = of_value
+
+
+def _hide(scores: Tensor, above: Tensor) -> None:
+    """Minus infinity above the diagonal: filled where a strip of rows sees nothing, masked on the diagonal only."""
+    rows, keys = scores.shape[1:]
+    for first in range(0, min(rows, keys), _STRIP):
+        last = first + _STRIP
+        scores[:, first:last, last:].fill_(float("-inf"))
+        corner = scores[:, first:last, first:last]
+        corner.masked_fill_(above[: corner.shape[1], : corner.shape[2]], float("-inf"))
 
 
 def _repeated(tensor: Tensor, groups: int) -> Tensor:

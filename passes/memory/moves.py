@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from optpass.passes.memory.schedule import State, Timeline
-
-if TYPE_CHECKING:
-    from optpass.passes.memory.search import Search, _Candidate
+from optpass.passes.memory.move import Candidate, Move
+from optpass.passes.memory.schedule import Schedule, State, Timeline
 
 #: A cone of recomputation larger than this is not looked through.
 LARGEST_CONE = 400
@@ -19,17 +17,24 @@ LARGEST_CONE = 400
 class Finder:
     """The candidates of one timeline at its peak."""
 
-    def __init__(self, search: Search, state: State, timeline: Timeline) -> None:
-        self.search, self.state, self.timeline = search, state, timeline
-        self.schedule = search.schedule
-        self.operations = search.problem.operations
+    def __init__(
+        self,
+        schedule: Schedule,
+        classes: Sequence[int],
+        pinned: Collection[int],
+        state: State,
+        timeline: Timeline,
+    ) -> None:
+        self.schedule, self.classes, self.pinned = schedule, classes, pinned
+        self.state, self.timeline = state, timeline
+        self.operations = schedule.operations
         self.sizes = self.schedule.sizes
         self._instances: dict[int, list[int]] = {}
         for i, s in enumerate(timeline.storage):
             if timeline.uses[i]:
                 self._instances.setdefault(s, []).append(i)
 
-    def candidates(self) -> list[_Candidate]:
+    def candidates(self) -> list[Candidate]:
         """Every single move at the peak."""
         timeline = self.timeline
         least = max(1, int(timeline.peak * 1e-4))
@@ -39,7 +44,7 @@ class Finder:
             return self._before(least)
         return self._during(at, least)
 
-    def _before(self, least: int) -> list[_Candidate]:
+    def _before(self, least: int) -> list[Candidate]:
         """The peak is in the forward, or between forward and backward: what is kept over it."""
         timeline, schedule = self.timeline, self.schedule
         n = len(timeline.forward)
@@ -54,13 +59,13 @@ class Finder:
         return [c for c in found if c is not None]
 
     def _may_drop(self, s: int) -> bool:
-        return s not in self.schedule._held and s not in self.search._pinned
+        return s not in self.schedule._held and s not in self.pinned
 
-    def _during(self, at: int, least: int) -> list[_Candidate]:
+    def _during(self, at: int, least: int) -> list[Candidate]:
         """The peak is at step `at` of the backward."""
         timeline = self.timeline
         position = timeline.anchors[at]
-        returned = set(self.search.problem.backward_outputs)
+        returned = set(self.schedule.problem.backward_outputs)
         found = []
         for i, s in enumerate(timeline.storage):
             uses = timeline.uses[i]
@@ -80,23 +85,19 @@ class Finder:
 
     # ---- one move -----------------------------------------------------------------------------------------------
 
-    def _dropped(self, s: int, instance: int, at: int) -> _Candidate | None:
-        from optpass.passes.memory.search import Move, _Candidate
-
+    def _dropped(self, s: int, instance: int, at: int) -> Candidate | None:
         step = self.timeline.uses[instance][0]
         cone = self._cone(s, step, at)
         if cone is None:
             return None
         seconds, members = cone
         drop = (s, *(m for m in sorted(members) if m != s and m in self.state.kept and m not in self.timeline.saved))
-        kind = (0, self.search.classes[s])
+        kind = (0, self.classes[s])
         order = self.schedule._producer[s]
         lean = Move(drop=drop, evict=self._after(step, members - {s}))
-        return _Candidate(Move(drop=drop), lean, int(self.sizes[s]), seconds, kind, order)
+        return Candidate(Move(drop=drop), lean, int(self.sizes[s]), seconds, kind, order)
 
-    def _evicted(self, s: int, step: int, before: int, position: int, at: int) -> _Candidate | None:
-        from optpass.passes.memory.search import Move, _Candidate
-
+    def _evicted(self, s: int, step: int, before: int, position: int, at: int) -> Candidate | None:
         cone = self._cone(s, step, at)
         if cone is None:
             return None
@@ -104,9 +105,9 @@ class Finder:
         # What was read for this very operation is let go of behind it.
         where = position + 1 if self.timeline.anchors[before] == position else position
         evict = ((s, where),)
-        kind = (1, self.search.classes[s], where)
+        kind = (1, self.classes[s], where)
         lean = Move(evict=evict + self._after(step, members - {s}))
-        return _Candidate(Move(evict=evict), lean, int(self.sizes[s]), seconds, kind, self.schedule._producer[s])
+        return Candidate(Move(evict=evict), lean, int(self.sizes[s]), seconds, kind, self.schedule._producer[s])
 
     def _after(self, step: int, members: set[int]) -> tuple[tuple[int, int], ...]:
         """Evictions of `members` behind the operation that `step` belongs to."""

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from optpass.passes.memory.classes import classes_of
+from optpass.passes.memory.move import Candidate, Move
+from optpass.passes.memory.moves import Finder
 from optpass.passes.memory.problem import Problem
 from optpass.passes.memory.schedule import Schedule, State, Timeline
 
@@ -24,47 +26,12 @@ BATCH = 64
 
 
 @dataclass(frozen=True)
-class Move:
-    """One decision: storages no longer kept from the forward, and storages not held across a position."""
-
-    drop: tuple[int, ...] = ()
-    evict: tuple[tuple[int, int], ...] = ()
-
-    def apply(self, state: State) -> None:
-        """Change `state`."""
-        state.kept.difference_update(self.drop)
-        for s, position in self.evict:
-            state.evicted.setdefault(position, set()).add(s)
-
-
-@dataclass(frozen=True)
 class Waypoint:
     """A state on the way: the moves up to `moves`, its peak above the statics, and its recomputation."""
 
     moves: int
     peak: int
     seconds: float
-
-
-@dataclass
-class _Candidate:
-    """A move at the peak.
-
-    Attributes:
-        move: computes again, and holds what it computes on the way for whoever needs it later.
-        lean: the same, but lets go of what was computed on the way.
-        bytes: freed at the peak.
-        seconds: of computing again, predicted.
-        kind: equal for tensors that play the same part in repeated layers.
-        order: of the tensors in the forward.
-    """
-
-    move: Move
-    lean: Move
-    bytes: int
-    seconds: float
-    kind: tuple[int, ...]
-    order: int
 
 
 @dataclass
@@ -148,6 +115,9 @@ class Search:
                 best = trial.copy(), after
         return best
 
+    def _finder(self, state: State, timeline: Timeline) -> Finder:
+        return Finder(self.schedule, self.classes, self._pinned, state, timeline)
+
     # ---- the way ------------------------------------------------------------------------------------------------
 
     def _find(self, start: State) -> Way:
@@ -180,9 +150,9 @@ class Search:
             tabu.add((timeline.peak, batch[0].move))
         return None
 
-    def _batches(self, state: State, timeline: Timeline, tabu: set[tuple[object, ...]]) -> list[list[_Candidate]]:
-        candidates = [c for c in self._candidates(state, timeline) if (timeline.peak, c.move) not in tabu]
-        groups: dict[tuple[int, ...], list[_Candidate]] = defaultdict(list)
+    def _batches(self, state: State, timeline: Timeline, tabu: set[tuple[object, ...]]) -> list[list[Candidate]]:
+        candidates = [c for c in self._finder(state, timeline).candidates() if (timeline.peak, c.move) not in tabu]
+        groups: dict[tuple[int, ...], list[Candidate]] = defaultdict(list)
         for candidate in candidates:
             groups[candidate.kind].append(candidate)
         scored = []
@@ -193,13 +163,8 @@ class Search:
         scored.sort(key=lambda item: (-item[0], -item[1], item[2][0].order))
         return [members for _, _, members in scored]
 
-    def _candidates(self, state: State, timeline: Timeline) -> list[_Candidate]:
-        from optpass.passes.memory.moves import Finder
 
-        return Finder(self, state, timeline).candidates()
-
-
-def _variants(batch: list[_Candidate]) -> list[list[Move]]:
+def _variants(batch: list[Candidate]) -> list[list[Move]]:
     """What to try of a batch, in order: all of it, every second member, one; holding what is computed on the way, or not."""
     parts = [batch]
     if len(batch) > 2:

@@ -124,18 +124,22 @@ def _embedding_bag_backward(call: Call) -> int:
 
 
 def _upsample(call: Call) -> int:
-    """The kernel is for channels last: input and output are copied where they are not (`UpSampleKernel.cpp`).
+    """Small outputs go through the kernel for channels last: input and output are copied where they are not.
 
-    `_use_vectorized_kernel_cond_2d` takes it for small outputs too, whatever their layout.
+    (`_use_vectorized_kernel_cond_2d`, UpSampleKernel.cpp.) Others need, for each row and column of the output, the
+    positions and the weights of what it is made of.
     """
     source, result = call.get("self"), call.result()
     if not isinstance(source, torch.Tensor) or result is None or source.dim() != 4:
         return 0
     last = torch.channels_last
     height, width = sizes(result)[-2:]
-    if source.is_contiguous(memory_format=last) or height + width > 128:
+    if source.is_contiguous(memory_format=last) and not source.is_contiguous():
         return 0
-    return copied(source, last) + copied(result, last)
+    points = {"upsample_bilinear2d": 2, "upsample_bicubic2d": 4}.get(call.name, 1)
+    if points < 4 and height + width <= 128:
+        return copied(source, last) + copied(result, last)
+    return points * (_LONG + source.element_size()) * (height + width)
 
 
 def _sort(call: Call) -> int:
@@ -166,7 +170,9 @@ RULES: Mapping[str, Callable[[Call], int]] = {
     "embedding_dense_backward": _embedding_backward,
     "_embedding_bag_backward": _embedding_bag_backward,
     "_embedding_bag_dense_backward": _embedding_bag_backward,
-    **dict.fromkeys(("upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_bilinear2d"), _upsample),
+    **dict.fromkeys(
+        ("upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_bilinear2d", "upsample_bicubic2d"), _upsample
+    ),
     "sort": _sort,
     "kthvalue": _kthvalue,
 }  # fmt: skip

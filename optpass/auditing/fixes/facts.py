@@ -28,12 +28,15 @@ class Facts(PurityFacts):
             return self.boolean(node.left) and self.boolean(node.right)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
             return self.boolean(node.operand)
+        inner = self.scalar_of(node)
+        if inner is not None:
+            return self.boolean(inner)
         found = self.torch_call(node)
         return found is not None and found[0] in tables.POINTWISE_BOOL | tables.PAIR_BOOL | tables.REDUCTIONS_BOOL
 
     def zero_dim(self, node: ast.expr) -> bool:
         """Proved to be a tensor without dimensions, or a number."""
-        if is_number(node):
+        if is_number(node) or self.scalar_of(node) is not None:
             return True
         if isinstance(node, ast.Name):
             value = self.scope.value(node.id)
@@ -48,8 +51,6 @@ class Facts(PurityFacts):
         if found is None or not isinstance(node, ast.Call):
             return False
         name, args = found
-        if self.scalar_of(node) is not None:
-            return True
         if name in tables.REDUCTIONS:
             return len(args) == 1 and not node.keywords
         return name in tables.POINTWISE | tables.POINTWISE_PAIR | tables.PAIR_BOOL and all(map(self.zero_dim, args))

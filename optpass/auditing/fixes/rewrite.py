@@ -13,7 +13,18 @@ from typing import Protocol
 
 from optpass.auditing.fixes import patch
 from optpass.auditing.fixes.facts import Facts
-from optpass.auditing.fixes.rewrites import branches, checks, cond, copies, hoisting, masks, removal, scalars, telling
+from optpass.auditing.fixes.rewrites import (
+    branches,
+    checks,
+    cond,
+    copies,
+    hoisting,
+    masks,
+    numbers,
+    removal,
+    scalars,
+    telling,
+)
 from optpass.auditing.fixes.site import Site, locate
 from optpass.auditing.fixes.source import Edit, Source, apply_edits
 from optpass.reporting.audit.model import Break
@@ -49,6 +60,7 @@ REWRITES: tuple[Rewrite, ...] = (
     copies.StackTensors(),
     copies.TorchForNumpy(),
     scalars.KeepTensor(),
+    numbers.BranchOnNumber(),
     masks.MaskedReduction(),
     masks.MaskedUpdate(),
     scalars.CaptureScalar(),

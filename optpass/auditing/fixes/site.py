@@ -20,7 +20,7 @@ class Site:
     Attributes:
         exact: `expressions` is the one expression that Dynamo stopped at, or that in the user's file which led there.
         expressions: those it can be, outermost first.
-        tensor: the expression at the place is known to be a tensor there, from the kind of the break.
+        assumed: names to take for tensors: proved elsewhere, or numbers that a rewrite is about to make tensors.
     """
 
     source: Source
@@ -29,6 +29,7 @@ class Site:
     statement: ast.stmt
     expressions: tuple[ast.expr, ...]
     exact: bool
+    assumed: frozenset[str] = frozenset()
 
     @property
     def function(self) -> Function | None:

@@ -157,16 +157,14 @@ HARMLESS_METHODS = (
 )
 #: Calls whose value cannot change while a process runs.
 CONSTANT_CALLS = _words("""
-    os.getpid os.cpu_count os.uname socket.gethostname socket.getfqdn platform.node platform.system platform.machine
+    os.cpu_count os.uname socket.gethostname socket.getfqdn platform.node platform.system platform.machine
     platform.python_version platform.platform getpass.getuser pathlib.Path.home sys.getdefaultencoding
     torch.cuda.is_available torch.cuda.device_count torch.cuda.get_device_capability torch.cuda.get_device_name
     torch.cuda.get_device_properties importlib.metadata.version multiprocessing.cpu_count sysconfig.get_platform
     time.get_clock_info locale.getpreferredencoding
 """)
-#: Functions and operators whose output's size depends on data.
-DYNAMIC_SHAPE = _words(
-    "nonzero argwhere unique unique_consecutive masked_select where repeat_interleave bincount item tolist"
-)
+#: Operators whose output's size depends on data, and is a symbol with `capture_dynamic_output_shape_ops`.
+SYMBOLIC_SIZE = _words("nonzero argwhere unique unique_consecutive masked_select where repeat_interleave index_put")
 #: Positions in calls that take a size or an index: the scalar is a shape there.
 SHAPE_TAKERS = _words("""
     zeros ones full empty rand randn arange linspace eye reshape view expand repeat narrow split chunk unflatten

@@ -60,7 +60,7 @@ class TensorFacts:
         if node in self._known:
             return True
         if isinstance(node, ast.Name):
-            return self._seen_as_tensor(node) or self._name_is_tensor(node.id)
+            return node.id in self.site.assumed or self._seen_as_tensor(node) or self._name_is_tensor(node.id)
         if isinstance(node, ast.BinOp):
             return self.tensor(node.left) or self.tensor(node.right)
         if isinstance(node, ast.UnaryOp):
@@ -94,8 +94,12 @@ class TensorFacts:
         """Whether Dynamo saw a tensor of that name, and the node means the same value: its only one, or right there."""
         if not any(isinstance(known, ast.Name) and known.id == node.id for known in self._known):
             return False
-        once = len(self.scope.stores(node.id)) + (node.id in self.scope.parameters) == 1
-        return once or not hasattr(node, "lineno") or node in self._at_site
+        return node.id in self.names_seen() or not hasattr(node, "lineno") or node in self._at_site
+
+    def names_seen(self) -> frozenset[str]:
+        """Names with one value in the function, of which Dynamo saw that it is a tensor."""
+        names = {known.id for known in self._known if isinstance(known, ast.Name)}
+        return frozenset(n for n in names if len(self.scope.stores(n)) + (n in self.scope.parameters) == 1)
 
     @cached_property
     def _at_site(self) -> frozenset[ast.AST]:

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 
 from optpass.passes.attention.gate import published
+from optpass.passes.attention.gate.heap import mapped
 from optpass.passes.attention.gate.lookup import Found, find
 from optpass.passes.attention.gate.table import Figures, Table, factor, per_score
 from optpass.passes.attention.problem import Problem
@@ -81,7 +82,7 @@ def decide(
         kernel: as in the tables of `targets`: 'cpu_flash', 'flash', 'cudnn', 'mem_efficient', 'flex', 'blocks', 'math'.
         spec: the GPU; for a CPU problem the processor at hand is looked up instead.
         mask_form: how the inner compiler alone would get a causal or bool mask.
-        regions: sites like this one in the graph, which can reuse each other's buffers.
+        regions: sites like this one in the graph, which can reuse each other's buffers once these are mapped.
     """
     words = f"{_NAMES.get(target, target)} {kernel}".strip()
     alone = unfused(problem, spec, mask_form=mask_form, regions=regions)
@@ -165,6 +166,7 @@ def _per_score(table: Table, figures: Figures, problem: Problem, extra: Mapping[
         extra=extra,
         scores=_scores(problem),
         regions=regions,
+        mapped=table.kind == "cpu" and mapped(_scores(problem), problem.dtype.itemsize, training=problem.training),
     )
 
 

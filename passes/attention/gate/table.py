@@ -10,8 +10,9 @@ The points of a kernel in one dtype and mode, each in nanoseconds per score:
 - `dims`: by head dim and length, queries and keys alike; where it is empty, time is in proportion to the head dim;
 - `masks`: by what stands between scores and softmax ('none' among them), and length;
 - `scores`: by how many such regions follow each other in one graph, and the number of scores of each, at the base's
-  length. What a region's largest buffer costs depends on whether a cache holds it, and whether the allocator has to ask
-  the system for its pages; a later region reuses the buffers of an earlier one.
+  length. What a region's largest buffer costs depends on whether a cache holds it;
+- `faults`: by how many such regions follow each other, what page faults add where the allocator has to ask the system
+  for the buffers; a later region reuses those of an earlier one.
 
 Points off the grid are read by interpolation, linear in the logarithm of a size; beyond the grid the figure at its edge
 holds, but for head dims, whose last slope goes on.
@@ -69,6 +70,7 @@ class Figures:
     dims: tuple[tuple[float, ...], ...] = ()
     masks: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    faults: Mapping[str, float] = field(default_factory=dict)
     lengths: tuple[float, ...] = ()
 
 
@@ -146,6 +148,7 @@ def per_score(
     extra: Mapping[str, float],
     scores: int,
     regions: int,
+    mapped: bool = False,
 ) -> float:
     """Nanoseconds per score off the grid.
 
@@ -153,6 +156,7 @@ def per_score(
         extra: names of `Figures.masks`, and how much of each: what it adds to no mask at all.
         scores: batch * heads * queries * keys.
         regions: how many such regions the graph has.
+        mapped: its buffers are mapped anew at every call.
     """
     length = math.sqrt(max(1, queries) * max(1, keys))
     plain = plane(table.axes, figures, queries, keys) if figures.plane else _mask(table, figures, NONE, length)
@@ -160,7 +164,7 @@ def per_score(
     found = plain + _dims(table, figures, dim, length) + _scores(table, figures, scores, regions)
     for name, share in extra.items():
         found += share * added(table, figures, name, length)
-    return max(found, _LEAST * plain)
+    return max(found, _LEAST * plain) + (_faults(figures, regions) if mapped else 0.0)
 
 
 def added(table: Table, figures: Figures, mask: str, length: float) -> float:
@@ -219,11 +223,20 @@ def _scores(table: Table, figures: Figures, scores: int, regions: int) -> float:
         return 0.0
     sizes = table.axes.scores
     at, base = along(sizes, alone, scores), along(sizes, alone, table.base.scores)
-    many = max((int(n) for n in figures.scores), default=1)
-    if many > 1 and regions > 1:
-        once = (at - along(sizes, figures.scores[str(many)], scores)) / (1 - 1 / many)
-        at -= max(0.0, once) * (1 - 1 / regions)
-    return at - base
+    return _among({n: along(sizes, line, scores) for n, line in figures.scores.items()} | {"1": at}, regions) - base
+
+
+def _faults(figures: Figures, regions: int) -> float:
+    return _among(figures.faults, regions) if figures.faults else 0.0
+
+
+def _among(measured: Mapping[str, float], regions: int) -> float:
+    """What one of so many regions takes, from what it took alone and among the most that were measured."""
+    alone, many = measured["1"], max(int(n) for n in measured)
+    if many == 1 or regions <= 1:
+        return alone
+    once = (alone - measured[str(many)]) / (1 - 1 / many)
+    return alone - max(0.0, once) * (1 - 1 / regions)
 
 
 def _figures(raw: Mapping[str, Any]) -> Figures:
@@ -232,6 +245,7 @@ def _figures(raw: Mapping[str, Any]) -> Figures:
         dims=tuple(tuple(map(float, row)) for row in raw.get("dims", ())),
         masks={name: tuple(map(float, row)) for name, row in raw.get("masks", {}).items()},
         scores={name: tuple(map(float, row)) for name, row in raw.get("scores", {}).items()},
+        faults={name: float(value) for name, value in raw.get("faults", {}).items()},
         lengths=tuple(map(float, raw.get("lengths", ()))),
     )
 
@@ -256,6 +270,8 @@ def _check(table: Table, source: str) -> None:
                 raise ConfigError(f"{where}: masks were measured, but not {NONE!r} beside them")
             _shape(where, "masks", tuple(one.masks.values()), len(one.masks), len(one.lengths or axes.lengths))
             _shape(where, "scores", tuple(one.scores.values()), len(one.scores), len(axes.scores))
+            if one.faults and ("1" not in one.faults or not all(0 <= ns < math.inf for ns in one.faults.values())):
+                raise ConfigError(f"{where}: faults has the figures {dict(one.faults)}")
 
 
 def _shape(where: str, name: str, rows: tuple[tuple[float, ...], ...], height: int, width: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Callable
 from types import ModuleType
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
 import optpass
@@ -19,6 +21,9 @@ from optpass.backend.audit.watch import WATCH
 from optpass.backend.compat import audit as dynamo
 from optpass.backend.compat import hooks, self_test
 from optpass.reporting.audit.model import Audit
+from optpass.reporting.html import render_html
+from optpass.reporting.merge import merge
+from optpass.reporting.terminal import render_report
 
 Program = Callable[[str], ModuleType]
 Record = Callable[..., Audit]
@@ -297,3 +302,38 @@ def test_timing_rests_when_it_has_enough_and_goes_on_after_a_compile(program: Pr
         compiled(x)
         assert recording.result().functions[0].calls > function.calls
     assert not dynamo.ENTER_COMPILED._quick
+
+
+def test_report_shows_and_merges_what_was_recorded(program: Program) -> None:
+    STANDING.begin()
+    module = program(BROKEN)
+    torch.compile(module.f, backend="optpass", options={"inner": "eager"})(torch.randn(4))
+    report = optpass.report()
+    console = Console(width=200, record=True, file=io.StringIO())
+    render_report(report, console)
+    assert "1 graph break" in (text := console.export_text()) and "GB0059" in text
+    assert "GB0059" in render_html(report)
+    other = report.model_copy(deep=True)
+    other.processes[0].pid += 1
+    merged = merge([report, other])
+    assert merged.audit is not None
+    assert [b.occurrences for b in merged.audit.breaks] == [2]
+
+
+def test_a_decorated_function_is_called_by_its_own_name(program: Program, record: Record) -> None:
+    module = program("""
+        import functools
+
+        def decorate(function):
+            @functools.wraps(function)
+            def wrapper(*args):
+                return function(*args)
+            return wrapper
+
+        class Net(torch.nn.Module):
+            @decorate
+            def forward(self, x):
+                return x + 1
+    """)
+    names = [f.function for f in record(module.Net(), torch.randn(4), calls=2).functions if f.calls]
+    assert names == ["Net.forward"]

@@ -87,6 +87,25 @@ def test_compare_that_does_not_hold_exits_1(
     assert "5.0e-01 at step 2" in capsys.readouterr().out
 
 
+def test_a_budget_is_planned_measured_and_held(job: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(job('memory_budget = "1GB"')) == 0
+    out = capsys.readouterr().out
+    assert out.index("Ledger") < out.index("Saved") < out.index("step     1/3")
+    (line,) = [line for line in out.splitlines() if line.startswith("memory: ")]
+    assert "predicted" in line and "measured" in line and line.endswith("it fits")
+
+
+def test_a_step_above_its_budget_exits_3(
+    job: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from optpass.training import run as runs
+
+    more = runs.MemoryOutcome(budget=10**6, predicted=900_000, measured=10**6 + 1)
+    monkeypatch.setattr(runs, "MemoryOutcome", lambda *_: more)
+    assert run(job('memory_budget = "1GB"')) == 3
+    assert "IT DOES NOT FIT" in capsys.readouterr().out
+
+
 BAD = [
     (["gone.toml"], "gone.toml: no such file"),
     (["job.toml", "--compare", "jax"], "--compare 'jax'"),

@@ -11,7 +11,8 @@ from torch import nn
 from optpass import api
 from optpass.passes import devices
 from optpass.planning.plan import Solved, solve
-from optpass.planning.request import Captured, Prepare, Request
+from optpass.planning.prepare import Prepared
+from optpass.planning.request import Captured, Request
 
 
 class Chain(nn.Module):
@@ -40,7 +41,7 @@ class Chain(nn.Module):
 def capturer(model: nn.Module, *inputs: torch.Tensor, loss: Any = None) -> Any:
     """The `capture` of a request for a model object."""
 
-    def capture(batch: int | None, prepare: Prepare) -> Captured:
+    def capture(batch: int | None, prepare: Prepared) -> Captured:
         own = inputs if batch is None else tuple(torch.randn(batch, *t.shape[1:]) for t in inputs)
         target = api.given_target(model, own, None, None)
         found, notes = api.captured(target, True, loss, joint=True, prepare=prepare)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -39,7 +40,7 @@ def test_the_curve(step: Solved) -> None:
     curve = step.planner.curve()
     assert curve[0].peak_bytes == step.planner.unconstrained and curve[0].slowdown == 1.0
     assert curve[-1].peak_bytes == step.planner.floor
-    assert all(a.peak_bytes > b.peak_bytes and a.slowdown <= b.slowdown for a, b in zip(curve, curve[1:], strict=False))
+    assert all(a.peak_bytes > b.peak_bytes and a.slowdown <= b.slowdown for a, b in itertools.pairwise(curve))
 
 
 def test_nothing_is_recomputed_without_need(step: Solved) -> None:

@@ -138,6 +138,27 @@ def test_a_job_without_a_budget_is_not_planned(job_file: JobFile) -> None:
     assert sized(job) == (job, None)
 
 
+def test_a_micro_batch_that_is_to_be_found_is_found_with_headroom(
+    job_file: JobFile, monkeypatch: pytest.MonkeyPatch, example_plan: PlanReport
+) -> None:
+    from optpass.training import planned
+
+    asked: list[Any] = []
+
+    def answer(request: Any) -> PlanReport:
+        asked.append(request)
+        return example_plan
+
+    monkeypatch.setattr(planned, "plan_step", answer)
+    job, plan = sized(load(job_file(micro_batch='"auto"', memory_budget='"1GB"')))
+    assert job.config.micro_batch == example_plan.batch.size == 8 and plan is example_plan
+    assert job.config.tokens_per_step == 8 * 16 and asked[0].search_batch and 0 < asked[0].headroom < 0.1
+    same, _ = sized(load(job_file(micro_batch="4", memory_budget='"1GB"')))
+    assert same.config.micro_batch == 4 and asked[1].batch == 4
+    with pytest.raises(ConfigError, match="has not been turned into a number"):
+        _ = load(job_file(micro_batch='"auto"', memory_budget='"1GB"')).config.tokens_per_step
+
+
 # ---- the run --------------------------------------------------------------------------------------------------------
 
 
@@ -146,10 +167,8 @@ def test_a_run_holds_its_budget_and_says_what_it_measured(job_file: JobFile) -> 
     common = {"sequence": "64", "accumulation": "2", "model": model, "options": 'inner = "aot_eager"'}
     free = plan_job(load(job_file(micro_batch="8", **common)))
     budget = (free.floor_bytes + free.unconstrained_bytes) // 2
-    job = load(job_file(micro_batch='"auto"', memory_budget=str(budget), **common))
-    prepared = prepare(job)
-    size = prepared.job.config.samples
-    assert size > 8 and prepared.plan is not None and prepared.plan.batch.size == size
+    prepared = prepare(load(job_file(micro_batch="8", memory_budget=str(budget), **common)))
+    assert prepared.plan is not None and prepared.plan.budget_bytes == budget
     outcome = execute(prepared, lambda event, other: None)
     memory = outcome.memory
     assert memory is not None and memory.fits and memory.budget == budget

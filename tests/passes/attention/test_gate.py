@@ -17,7 +17,7 @@ import torch
 from optpass.errors import ConfigError
 from optpass.passes import devices
 from optpass.passes.attention import gate
-from optpass.passes.attention.gate import Figures, Found, Table, decide, fused, unfused
+from optpass.passes.attention.gate import Figures, Found, Table, decide, fused, heap, unfused
 from optpass.passes.attention.gate.lookup import instructions
 from optpass.passes.attention.gate.table import Axes, Base, along, from_json, per_score
 from optpass.passes.attention.problem import Problem
@@ -147,6 +147,10 @@ def test_effects_add_up() -> None:
     assert read(UNFUSED, scores=2**24) == 9.0
     assert read(UNFUSED, scores=2**24, regions=4) == pytest.approx(6.0)
     assert 5.0 < read(UNFUSED, scores=2**24, regions=1000) < 6.0
+    faulting = dataclasses.replace(UNFUSED, faults={"1": 3.0, "4": 1.5})
+    assert read(faulting) == 5.0 and read(faulting, mapped=True) == 8.0
+    assert read(faulting, mapped=True, regions=4) == pytest.approx(6.5)
+    assert 6.0 < read(faulting, mapped=True, regions=1000) < 6.1  # what every region pays: 1, and 2 once
     assert read(FLASH, dim=128.0) == 8.0  # without a line for head dims, in proportion
     assert read(Figures(masks={"none": (4.0, 2.0)}, lengths=(64.0, 1024.0)), keys=64) == 3.0  # between the squares
 
@@ -226,6 +230,22 @@ def test_layers_reuse_buffers_of_the_inner_compiler_only() -> None:
     assert alone_ns(asked, regions=12) < alone_ns(asked, regions=1)
     one, many = (fused(asked, "cpu_flash", CPU, regions=regions, table=KNOWN) for regions in (1, 12))
     assert one == many
+
+
+def test_large_buffers_are_mapped_anew() -> None:
+    """glibc keeps no buffer above 32 MiB; half precision in a forward is met with faults from 8 MiB on."""
+    faulting = dataclasses.replace(UNFUSED, faults={"1": 3.0})
+    known = Found(table(figures={"float32 forward": {"unfused": faulting}}), "measured")
+
+    def ns(heads: int) -> float:
+        asked = problem(1024, heads)
+        return _ns(asked, unfused(asked, CPU, table=known).us)
+
+    below, above = (alone_ns(problem(1024, heads)) for heads in (7, 8))
+    assert ns(7) == below and ns(8) == pytest.approx(above + 3.0)
+    for itemsize, training, size in ((2, False, 2**23), (2, True, 2**25), (4, False, 2**25), (4, True, 2**25)):
+        at = [heap.mapped(scores / itemsize, itemsize, training=training) for scores in (size - itemsize, size)]
+        assert at == [False, True]
 
 
 def test_threads_share_what_there_is_to_share() -> None:

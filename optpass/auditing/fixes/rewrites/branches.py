@@ -178,11 +178,17 @@ def bound_before(name: str, branch: ast.If, site: Site) -> bool:
     while True:
         block = site.source.block(statement)
         before = block[: block.index(statement)]
-        if any(
-            isinstance(t, ast.Name) and t.id == name for s in before if isinstance(s, ast.Assign) for t in s.targets
-        ):
+        if any(_binds(name, earlier) for earlier in before):
             return True
         above = site.source.parents[statement]
         if not isinstance(above, ast.stmt) or above is site.function:
             return False
         statement = above
+
+
+def _binds(name: str, statement: ast.stmt) -> bool:
+    """Whether the statement surely gives the name a value: an assignment, or a branch that does on both sides."""
+    if isinstance(statement, ast.If):
+        return all(any(_binds(name, inner) for inner in side) for side in (statement.body, statement.orelse))
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return any(isinstance(t, ast.Name) and t.id == name for t in targets)

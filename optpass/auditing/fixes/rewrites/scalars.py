@@ -34,7 +34,7 @@ class KeepTensor:
         text = as_tensor(site, facts, tensor)
         if text is None or kind == "builtins.bool":
             return None
-        flow = _Flow(site, facts)
+        flow = Flow(site, facts)
         if not flow.tensor_math(call):
             return None
         if kind == "builtins.int":
@@ -55,7 +55,7 @@ class CaptureScalar:
         call = scalar_call(site, facts)
         gb = site.gb_type.lower()
         index = "tensor.item" in gb and call is None and site.exact and _index_position(site.expressions[0], facts)
-        if not index and (call is None or not _Flow(site, facts).kept_or_size(call)):
+        if not index and (call is None or not Flow(site, facts).kept_or_size(call)):
             return None
         return config_line(site, "capture_scalar_outputs")
 
@@ -69,12 +69,17 @@ class CaptureDynamicShape:
     def edits(self, site: Site, facts: Facts) -> list[Edit] | None:
         """One line behind the imports of the module."""
         gb = site.gb_type.lower()
-        if "dynamic shape operator" in gb and "no meta" not in gb:
+        if "dynamic shape operator" in gb and any(self._supported(e, facts) for e in site.expressions[:1]):
             return config_line(site, "capture_dynamic_output_shape_ops")
         if "data dependent operator" in gb:
             tolist = any(isinstance(e, ast.Call) and _method(e) == "tolist" for e in site.expressions)
             return config_line(site, "capture_scalar_outputs") if tolist else None
         return None
+
+    def _supported(self, node: ast.expr, facts: Facts) -> bool:
+        """Whether torch can tell the output's size by a symbol; for other operators the flag does not help."""
+        found = facts.torch_call(node)
+        return isinstance(node, ast.Subscript) or (found is not None and found[0] in tables.SYMBOLIC_SIZE)
 
 
 def config_line(site: Site, flag: str) -> list[Edit] | None:
@@ -108,7 +113,7 @@ def as_tensor(site: Site, facts: Facts, tensor: ast.expr) -> str | None:
     return f"{text}.detach()" if facts.zero_dim(tensor) else f"{text}.detach().reshape(())"
 
 
-class _Flow:
+class Flow:
     """Where a number goes from one expression on."""
 
     def __init__(self, site: Site, facts: Facts) -> None:

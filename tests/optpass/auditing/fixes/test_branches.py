@@ -119,6 +119,39 @@ def f(x):
     return y + 1
 """,
     ),
+    "number-then-branch": (
+        "branch-on-number",
+        """
+def f(x):
+    s = x.sum().item()
+    y = x * s
+    if s > 0:
+        y = y + 1
+    return y
+""",
+    ),
+    "truth-then-expression": (
+        "branch-on-number",
+        """
+def f(x):
+    positive = bool((x > 0).any())
+    return x + 1 if positive else x - 1
+""",
+    ),
+    "number-then-two-branches": (
+        "branch-on-number",
+        """
+def f(x):
+    s = float(x.mean())
+    if s > 1:
+        y = x.abs().log1p()
+    else:
+        y = x * 2
+    if 0 < s < 1:
+        y = y.sin()
+    return y
+""",
+    ),
     "branch-of-layers": (
         "cond",
         """

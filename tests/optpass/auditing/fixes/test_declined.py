@@ -213,6 +213,39 @@ def f(x):
     return y
 """,
     ),
+    "tolist-of-floats": (
+        "*",
+        """
+def f(x):
+    return x, x.tolist()
+""",
+    ),
+    "no-meta-kernel": (
+        "*",
+        """
+def f(x):
+    return torch.linalg.lstsq(x.double(), x.double()).solution
+""",
+    ),
+    "assert-of-shape": (
+        "*",
+        """
+def f(x):
+    try:
+        assert x.shape[0] == 4, [x]
+    except AssertionError:
+        x = x + 1
+    return x
+""",
+    ),
+    "threads": (
+        "*",
+        """
+def f(x):
+    torch.set_num_threads(torch.get_num_threads())
+    return x.sin()
+""",
+    ),
     "item-in-f-string": (
         "keep-tensor capture-scalar",
         """

@@ -179,6 +179,29 @@ def f(x):
     return y if z is None else z
 """,
     ),
+    "branch-on-number-of-graph": (
+        "*",
+        """
+torch._dynamo.config.capture_scalar_outputs = True
+def f(x):
+    n = x.abs().sum().int().item()
+    if n > 3:
+        return x + 1
+    return x - 1
+""",
+    ),
+    "number-then-loop": (
+        "*",
+        """
+def f(x):
+    n = x.abs().sum().int().item()
+    if n > 1e6:
+        x = x + 1
+    for _ in range(min(n, 2)):
+        x = x * 2
+    return x
+""",
+    ),
     "while": (
         "*",
         """

@@ -1,0 +1,89 @@
+"""Measuring against allocations that are known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from optpass.backend.memory.measure import measure_peak, step_peak, storage_bytes
+
+KB = 256  # float32 elements in 1 KiB
+
+
+def test_the_peak_is_what_lived_at_one_time() -> None:
+    def work() -> torch.Tensor:
+        first = torch.empty(4 * KB)
+        second = torch.empty(2 * KB)
+        del first
+        third = torch.empty(KB)
+        del second
+        return third
+
+    peak = measure_peak(work)
+    assert peak.bytes_above_start == 6 * 1024
+    assert peak.bytes_left == 1024
+    assert peak.timeline == (4096, 6144, 2048, 3072, 1024)
+
+
+def test_what_was_there_before_does_not_count() -> None:
+    held = [torch.empty(8 * KB)]
+
+    def work() -> None:
+        small = torch.empty(KB)
+        held.clear()  # the profiler does not know how large this was
+        del small
+
+    peak = measure_peak(work)
+    assert (peak.bytes_above_start, peak.bytes_left) == (1024, 0)
+
+
+def test_an_operator_s_own_temporaries_count() -> None:
+    x, mask = torch.randn(100, 64), torch.rand(100, 64) > 0.5
+    assert measure_peak(lambda: x * mask).bytes_above_start == 2 * x.numel() * 4  # the mask as float, and the product
+
+
+def test_an_error_ends_the_measurement() -> None:
+    with pytest.raises(ZeroDivisionError):
+        measure_peak(lambda: 1 // 0)
+    assert measure_peak(lambda: torch.empty(KB)).bytes_above_start == 1024
+
+
+def test_storages_count_once() -> None:
+    base = torch.empty(10, 10)
+    seen: set[int] = set()
+    assert storage_bytes([base, base.t(), base[:2], {"k": (base.view(-1), 3, None)}], seen=seen) == 400
+    assert storage_bytes([base[5:]], seen=seen) == 0
+    assert storage_bytes([base.clone()], seen=seen) == 400
+    assert storage_bytes([base], torch.device("cuda")) == 0
+
+
+@pytest.mark.parametrize("accumulated", [False, True])
+def test_a_step_with_everything_it_holds(accumulated: bool) -> None:
+    model = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Linear(64, 8))
+    model[2].weight = nn.Parameter(torch.randn(8, 64))
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    x = torch.randn(16, 32)
+
+    def step() -> None:
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    step()
+    if not accumulated:
+        optimizer.zero_grad(set_to_none=True)
+    weights = sum(p.numel() for p in model.parameters()) * 4
+    peak = step_peak(model, step, optimizer, inputs=[x])
+    assert peak.parameters == weights
+    assert peak.optimizer == 2 * weights + 4 * len(list(model.parameters()))  # two moments, and a step count each
+    assert peak.buffers == 2 * 64 * 4 + 8
+    assert peak.inputs == 16 * 32 * 4
+    assert peak.gradients == (weights if accumulated else 0)
+    assert peak.above > (0 if accumulated else weights)
+    assert peak.total == peak.held + peak.above
+
+
+def test_tied_weights_are_one_storage() -> None:
+    model = nn.Sequential(nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False))
+    model[1].weight = model[0].weight
+    assert step_peak(model, lambda: None).total == 16 * 16 * 4

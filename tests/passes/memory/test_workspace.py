@@ -1,0 +1,216 @@
+"""Workspaces against measurement: one operator at a time, on shapes that are new in every run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from optpass.backend.memory.measure import measure_peak, storage_bytes
+from optpass.backend.memory.probe import library_workspace
+from optpass.passes.memory.workspace import op_workspace, retained_bytes, workspace_bytes
+
+aten: Any = torch.ops.aten
+#: Scalars that are wrapped into tensors are left out of the formulas.
+SCALARS = 16
+
+Case = tuple[Any, tuple[Any, ...], dict[str, Any]]
+
+
+def _layer_norm_backward(r: random.Random) -> Case:
+    x, w = torch.randn(r.randint(2, 9), r.randint(8, 40), c := r.randint(16, 90)), torch.randn(c)
+    _, mean, rstd = aten.native_layer_norm(x, [c], w, w, 1e-5)
+    x = x.transpose(0, 1).contiguous().transpose(0, 1) if r.random() < 0.5 else x
+    return aten.native_layer_norm_backward.default, (x, x, [c], mean, rstd, w, w, [True] * 3), {}
+
+
+def _attention(r: random.Random) -> Case:
+    n = r.choice((40, 200, 800))
+    return (
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        (torch.randn(1, 2, n, 8 * r.randint(2, 8)),) * 3,
+        {},
+    )
+
+
+def _attention_backward(r: random.Random) -> Case:
+    q = torch.randn(1, 2, r.choice((50, 210, 770)), d := 8 * r.randint(2, 8))
+    k = torch.randn(1, 2, r.randint(20, 600), d)
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, k)
+    gradient = torch.randn(out.shape) if r.random() < 0.5 else torch.randn_like(out)
+    return (
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+        (gradient, q, k, k, out, lse, 0.0, False),
+        {},
+    )
+
+
+def _bag_backward(r: random.Random) -> Case:
+    mode, width = r.randint(0, 2), r.randint(4, 40)
+    indices, offsets = torch.randint(0, 50, (96,)), torch.arange(0, 96, 4)
+    out, bags, sizes, largest = aten._embedding_bag(torch.randn(50, width), indices, offsets, False, mode)
+    arguments = (torch.randn_like(out), indices, offsets, bags, sizes, largest, 50, False, mode, False, None)
+    return aten._embedding_bag_backward.default, arguments, {}
+
+
+def _embedding_backward(r: random.Random) -> Case:
+    gradient = torch.randn(r.randint(2, 9), r.randint(2, 9), 24)
+    indices = torch.randint(0, 30, gradient.shape[:2])
+    if r.random() < 0.5:
+        gradient, indices = gradient.transpose(0, 1), indices.t()
+    return aten.embedding_dense_backward.default, (gradient, indices, 30, -1, False), {}
+
+
+def _batch_norm_backward(r: random.Random) -> Case:
+    x, w = torch.randn(4, c := r.randint(3, 20), 6, 6), torch.randn(c)
+    mean, var = torch.zeros(c), torch.ones(c)
+    _, save, inverse = aten.native_batch_norm(x, w, w, mean, var, True, 0.1, 1e-5)
+    arguments = (torch.randn_like(x), x, w, mean, var, save, inverse, True, 1e-5, [True] * 3)
+    return aten.native_batch_norm_backward.default, arguments, {}
+
+
+def _nll(r: random.Random) -> Case:
+    arguments = (torch.randn(40, 9).log_softmax(-1), torch.randint(0, 9, (40,)), None, 1, -100)
+    return aten.nll_loss_forward.default, arguments, {}
+
+
+def _resized(r: random.Random) -> tuple[Any, ...]:
+    return torch.randn(2, r.randint(1, 6), 9, 9), [r.randint(10, 90), r.randint(10, 90)]
+
+
+def _matrix(r: random.Random, rows: int, columns: int) -> torch.Tensor:
+    """A matrix as BLAS reads it, transposed, with a stride inside, or expanded."""
+    kind = r.randint(0, 3)
+    if kind == 0:
+        return torch.randn(rows, columns)
+    if kind == 1:
+        return torch.randn(columns, rows).t()
+    return torch.randn(rows, 2 * columns)[:, ::2] if kind == 2 else torch.randn(rows, 1).expand(rows, columns)
+
+
+def _mm(r: random.Random) -> Case:
+    m, k, n = r.randint(20, 60), r.randint(20, 60), r.randint(20, 60)
+    return aten.mm.default, (_matrix(r, m, k), _matrix(r, k, n)), {}
+
+
+def _x(r: random.Random, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    x = torch.randn(r.randint(2, 12), r.randint(20, 60), r.randint(20, 60))
+    x = x.permute(r.sample(range(3), 3)) if r.random() < 0.5 else x
+    return x.to(dtype)
+
+
+def _like(r: random.Random, op: Any, dtypes: tuple[torch.dtype, ...], **kwargs: Any) -> Case:
+    x = _x(r)
+    return op, tuple((x + 2).to(dtype) for dtype in dtypes), kwargs
+
+
+f32, bf16, i64, i32, bool_ = torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.bool
+CASES: dict[str, Callable[[random.Random], Case]] = {
+    "mul float bool": lambda r: _like(r, aten.mul.Tensor, (f32, bool_)),
+    "add half float": lambda r: _like(r, aten.add.Tensor, (bf16, f32)),
+    "add in place": lambda r: _like(r, aten.add_.Tensor, (bf16, f32)),
+    "div ints": lambda r: _like(r, aten.div.Tensor, (i64, i32)),
+    "int times scalar": lambda r: (aten.mul.Tensor, (_x(r, i64), 2.5), {}),
+    "compare int float": lambda r: _like(r, aten.lt.Tensor, (i64, f32)),
+    "compare scalar": lambda r: (aten.lt.Scalar, (_x(r, i64), 0.5), {}),
+    "logical and": lambda r: _like(r, aten.logical_and.default, (f32, bool_)),
+    "where mixed": lambda r: _like(r, aten.where.self, (bool_, f32, bf16)),
+    "masked fill": lambda r: (aten.masked_fill.Scalar, ((x := _x(r)), x > 0, 0.0), {}),
+    "exp of int": lambda r: (aten.exp.default, (_x(r, i32),), {}),
+    "isinf": lambda r: (aten.isinf.default, (_x(r),), {}),
+    "cast": lambda r: (aten._to_copy.default, (_x(r),), {"dtype": bf16}),
+    "broadcast bool": lambda r: (aten.mul.Tensor, ((x := _x(r)), x[:1] > 0), {}),
+    "sum of bool": lambda r: (aten.sum.dim_IntList, (_x(r, bool_), [1]), {}),
+    "sum of half": lambda r: (aten.sum.dim_IntList, (_x(r, bf16), [0]), {"dtype": f32}),
+    "mean of half": lambda r: (aten.mean.dim, (_x(r, bf16), [-1]), {}),
+    "cumsum of bool": lambda r: (aten.cumsum.default, (_x(r, bool_), 1), {}),
+    "any of float": lambda r: (aten.any.default, (_x(r),), {}),
+    "logsumexp": lambda r: (aten.logsumexp.default, (_x(r).contiguous(), [-1]), {}),
+    "softmax": lambda r: (aten._softmax.default, (_x(r), -1, False), {}),
+    "softmax backward": lambda r: _like(r, aten._softmax_backward_data.default, (f32, f32), dim=-1, input_dtype=f32),
+    "dropout": lambda r: (aten.native_dropout.default, (_x(r), 0.3, True), {}),
+    "dropout backward": lambda r: (aten.native_dropout_backward.default, ((x := _x(r)), x > 0, 1.5), {}),
+    "gelu backward": lambda r: (aten.gelu_backward.default, ((x := _x(r)), torch.randn(x.shape)), {}),
+    "mse": lambda r: (aten.mse_loss.default, ((x := _x(r)), x + 1), {}),
+    "smooth l1": lambda r: (aten.smooth_l1_loss.default, ((x := _x(r)), x + 1, 2, 1.0), {}),
+    "bce": lambda r: (aten.binary_cross_entropy.default, ((x := _x(r).sigmoid()), x), {}),
+    "nll": _nll,
+    "layer norm": lambda r: (aten.native_layer_norm.default, ((x := _x(r)), x.shape[-1:], None, None, 1e-5), {}),
+    "layer norm backward": _layer_norm_backward,
+    "batch norm backward": _batch_norm_backward,
+    "attention": _attention,
+    "attention backward": _attention_backward,
+    "embedding backward": _embedding_backward,
+    "embedding bag backward": _bag_backward,
+    "mm": _mm,
+    "sort": lambda r: (aten.sort.default, (_x(r).contiguous(), -1), {}),
+    "kthvalue": lambda r: (aten.kthvalue.default, (_x(r), 3), {}),
+    "upsample nearest": lambda r: (aten.upsample_nearest2d.default, _resized(r), {}),
+    "upsample linear": lambda r: (aten.upsample_bilinear2d.default, (*_resized(r), False), {}),
+    "upsample cubic": lambda r: (aten.upsample_bicubic2d.default, (*_resized(r), False), {}),
+}  # fmt: skip
+
+
+def measured(case: Case) -> tuple[int, Any]:
+    """Bytes that the operator needs beside its outputs, and the outputs."""
+    target, args, kwargs = case
+    results: list[Any] = []
+    with torch.no_grad():
+        peak = measure_peak(lambda: results.append(target(*args, **kwargs)), collect=False)
+    seen: set[int] = set()
+    storage_bytes([args, kwargs], seen=seen)
+    return peak.bytes_above_start - storage_bytes(results, seen=seen), results[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_formula_is_what_is_measured(name: str) -> None:
+    seed = random.randrange(1 << 30)
+    generator = random.Random(seed)
+    torch.manual_seed(seed)
+    for _ in range(4):
+        case = CASES[name](generator)
+        inside, out = measured(case)
+        predicted = op_workspace(*case, out)
+        shapes = [(tuple(a.shape), a.stride(), a.dtype) for a in case[1] if isinstance(a, torch.Tensor)]
+        assert abs(inside - predicted) <= SCALARS, f"seed {seed}: {inside} measured, {predicted} predicted, {shapes}"
+
+
+@pytest.mark.parametrize("name", ["mse", "smooth l1", "bce"])
+def test_a_reduced_loss_keeps_the_bytes_of_its_elements(name: str) -> None:
+    case = CASES[name](random.Random())
+    _, out = measured(case)
+    assert out.dim() == 0
+    assert out.untyped_storage().nbytes() == out.element_size() + retained_bytes(*case, out)
+
+
+def test_what_only_the_library_knows_is_asked_of_it() -> None:
+    x, w = torch.randn(2, 5, 12, 12), torch.randn(7, 5, 3, 3)
+    arguments = (x, w, None, [2, 2], [0, 0], [1, 1], False, [0, 0], 1)
+    case: Case = (aten.convolution.default, arguments, {})
+    aten.convolution(*arguments)  # what the library sets up once is not the operator's
+    inside, out = measured(case)
+    assert op_workspace(*case, out) == 0
+    assert op_workspace(*case, out, library=library_workspace) == inside
+    halves: Case = (aten.mm.default, (torch.randn(33, 65).bfloat16(), torch.randn(65, 40).bfloat16()), {})
+    aten.mm(*halves[1])
+    inside, out = measured(halves)
+    assert op_workspace(*halves, out, library=library_workspace) == inside
+
+
+def test_a_node_is_asked_by_its_metadata() -> None:
+    graph = fx.Graph()
+    x, mask = graph.placeholder("x"), graph.placeholder("mask")
+    product = graph.call_function(aten.mul.Tensor, (x, mask))
+    item = graph.call_function(lambda pair: pair[0], (product,))
+    x.meta["val"], mask.meta["val"] = torch.randn(3, 5), torch.ones(3, 5, dtype=torch.bool)
+    product.meta["val"] = item.meta["val"] = x.meta["val"] * mask.meta["val"]
+    assert [workspace_bytes(n) for n in (x, mask, product, item)] == [0, 0, 60, 0]
+
+
+def test_nothing_is_known_of_other_devices() -> None:
+    x, mask = torch.empty(4, 4, device="meta"), torch.empty(4, 4, device="meta", dtype=torch.bool)
+    assert op_workspace(aten.mul.Tensor, (x, mask), {}, x) == 0
