@@ -11,6 +11,7 @@ from typing import Any
 from torch import fx
 
 from optpass.backend.compat.attention_matcher import shielded
+from optpass.backend.compat.memory_reuse import Work, reusing
 
 try:
     from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass
@@ -29,10 +30,12 @@ def compile_fx(
     inputs: Sequence[Any],
     config_patches: dict[str, Any],
     on_compiled: Callable[[bool, float], None],
+    lowered: Callable[[bool], Work | None] | None = None,
 ) -> Compiled:
     """TorchInductor, without its attention matcher. Takes ownership of `gm`.
 
     `on_compiled(is_backward, seconds)` is called after each graph is lowered; the backward's is at the first backward.
+    `lowered(is_backward)` gives what was lowered already while the graph was partitioned, to go on from.
     """
     from torch._inductor.async_compile import maybe_warm_pool
     from torch._inductor.compile_fx import compile_fx as inductor
@@ -42,7 +45,8 @@ def compile_fx(
     def timed(*args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
         try:
-            with shielded():  # the backward is lowered later, and elsewhere
+            work = lowered(bool(kwargs.get("is_backward", False))) if lowered is not None else None
+            with shielded(), reusing(work):  # the backward is lowered later, and elsewhere
                 return compile_fx_inner(*args, **kwargs)
         finally:
             on_compiled(bool(kwargs.get("is_backward", False)), time.perf_counter() - start)

@@ -16,8 +16,6 @@ from unittest import mock
 import torch
 from torch import fx
 
-from optpass.backend.compat.inductor import inductor_config
-
 #: What `_InProcessFxCompile.codegen_and_compile` does to a graph before it generates code, by its names there.
 _DONE = ("view_to_reshape", "_recursive_record_original_output_strides", "_recursive_post_grad_passes")
 
@@ -68,8 +66,10 @@ def _described(value: Any) -> Any:
 
 def _settings() -> tuple[tuple[str, str], ...]:
     """Inductor's settings that are plain values; hooks are the same objects within one compile."""
+    import torch._inductor.config as config
+
     plain = (bool, int, float, str, type(None), list, tuple, dict, set)
-    return tuple((k, repr(v)) for k, v in sorted(inductor_config().get_config_copy().items()) if isinstance(v, plain))
+    return tuple((k, repr(v)) for k, v in sorted(config.get_config_copy().items()) if isinstance(v, plain))
 
 
 @contextlib.contextmanager

@@ -205,13 +205,14 @@ class _Builder:
         self.operations.append(Operation(index, last, reads, (), backward=True, kept_why="returns"))
 
     def classify(self, forward_outputs: Sequence[fx.Node], saved: Collection[str]) -> None:
-        """Which operations the forward runs, and which the backward must."""
+        """Which operations the forward runs, and which the backward must. What is written to inputs is run where it
+        stands, though nobody reads its result."""
         tainted = {n for n in self.graph.nodes if n.op == "placeholder" and "tangents" in str(n.target)}
         for node in self.graph.nodes:
             if node.op == "call_function" and any(a in tainted for a in node.all_input_nodes):
                 tainted.add(node)
         wanted = [n for n in forward_outputs if isinstance(n, fx.Node)]
-        wanted += [n for n in self.graph.nodes if n.name in saved]
+        wanted += [n for n in self.graph.nodes if n.name in saved or storages_of.written_argument(n) is not None]
         needed: set[fx.Node] = set()
         while wanted:
             node = wanted.pop()

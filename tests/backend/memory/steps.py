@@ -136,6 +136,7 @@ def run(
                     mine.copy_(theirs)
                     mine.grad = None
 
+    model.zero_grad()
     torch.manual_seed(7)
     result = step(call, inputs)
     gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}

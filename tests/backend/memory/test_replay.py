@@ -1,4 +1,4 @@
-"""Replayed peaks against measured ones, to the byte but for scalars; and the parts of a replay on graphs made by hand."""
+"""Replayed peaks against measured ones: equal to the byte, but for scalars."""
 
 from __future__ import annotations
 
@@ -16,12 +16,9 @@ from optpass.backend import compat, snapshot
 from optpass.backend.compat import memory as inductor
 from optpass.backend.compat import partition as parts
 from optpass.backend.memory.measure import measure_peak
-from optpass.backend.memory.replay import StepReplay, replay_compiled, replay_graph, replay_inductor, replay_step
-from optpass.backend.memory.storages import Storages
+from optpass.backend.memory.replay import StepReplay, replay_compiled, replay_inductor, replay_step
 from optpass.backend.memory.tail import NO_TAIL, LossTail, Tail
-from optpass.backend.memory.wrapper import Wrapper, fake_tensor
 
-aten: Any = torch.ops.aten
 #: Scalars that torch wraps into tensors, and the loss's own gradient.
 SCALARS = 24
 
@@ -59,10 +56,32 @@ def aot_eager(split: Split) -> Callable[..., Any]:
     )
 
 
-def by_inductor(split: Split) -> Callable[..., Any]:
-    """Inductor without caches."""
-    settings = {"custom_partitioner_fn": split, "force_disable_caches": True, "compile_threads": 1}
-    return lambda gm, inputs: compat.compile_fx(gm, inputs, settings, lambda *_: None)
+@dataclass
+class Replayed(Split):
+    """Replays what it splits while the compile is under way, as a partitioner under a budget does."""
+
+    replays: list[StepReplay] = field(default_factory=list)
+
+    def __call__(self, joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        both = super().__call__(joint, inputs, **kwargs)
+        n_outputs = kwargs["num_fwd_outputs"]
+        self.replays.append(replay_step(*both, n_outputs=n_outputs, executor="inductor", config_patches=UNCACHED))
+        return both
+
+    def lowered(self, is_backward: bool) -> Any:
+        """The lowering of the replay."""
+        return self.replays[0].lowered[is_backward].work
+
+
+#: Inductor's settings of the compiles here.
+UNCACHED = {"force_disable_caches": True, "compile_threads": 1}
+
+
+def by_inductor(split: Replayed, *, reuse: bool) -> Callable[..., Any]:
+    """Inductor; with `reuse`, it goes on from the lowerings that were replayed."""
+    settings = {**UNCACHED, "custom_partitioner_fn": split}
+    lowered = split.lowered if reuse else None
+    return lambda gm, inputs: compat.compile_fx(gm, inputs, settings, lambda *_: None, lowered)
 
 
 def measured_step(model: nn.Module, step: Callable[[], Any]) -> int:
@@ -202,7 +221,7 @@ def test_aot_eager_is_exact_on_models(name: str) -> None:
 
 @pytest.mark.parametrize("holds", [True, False])
 def test_a_loss_outside_of_the_graph(holds: bool) -> None:
-    model, inputs = models.build("mlp", "small", depth=1) if False else models.build("gpt", "tiny")
+    model, inputs = models.build("gpt", "tiny")
     split = Split()
     compiled = torch.compile(lambda *args: model(*args), backend=aot_eager(split))
 
@@ -219,40 +238,55 @@ def test_a_loss_outside_of_the_graph(holds: bool) -> None:
     assert split.replay("graph").peak_bytes < measured  # without the loss's own bytes
 
 
-def test_inductor_is_exact_and_its_lowering_is_used_again() -> None:
-    """The peak before anything is compiled; then the kernels are compiled from the replay's own lowering."""
+def _trained(reuse: bool) -> tuple[list[torch.Tensor], int, list[tuple[bool, Any]], Replayed]:
+    """Gradients, measured peak and what Inductor compiled, of one small step with dropout."""
+    torch._dynamo.reset()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 40), nn.LayerNorm(40), nn.Dropout(0.2))
     x = torch.randn(16, 3, 8, 8)
-    steps = []
-    for reuse in (False, True):
-        torch._dynamo.reset()
-        split, found = Split(), []
-        partition = Split.__call__
-
-        def run(step: Split = split) -> Any:
-            return lambda *args: model(*args).square().mean()
-
-        replays: list[StepReplay] = []
-
-        class Replayed(Split):
-            """Replays while the compile is under way, as a partitioner under a budget does."""
-
-            def __call__(self, joint: fx.GraphModule, inputs: Any, **kwargs: Any) -> Any:
-                both = partition(self, joint, inputs, **kwargs)
-                replays.append(replay_step(*both, n_outputs=kwargs["num_fwd_outputs"], executor="inductor",
-                                           config_patches={"force_disable_caches": True, "compile_threads": 1}))  # fmt: skip
-                return both
-
-        split = Replayed()
-        compiled = torch.compile(run(), backend=_reusing(split, replays, found if reuse else None))
+    split = Replayed()
+    compiled = torch.compile(lambda x: model(x).square().mean(), backend=by_inductor(split, reuse=reuse))
+    with inductor.compiled_graphs() as graphs:
         torch.manual_seed(1)
         compiled(x).backward()
-        gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-        for parameter in model.parameters():
-            parameter.grad = None
-        measured = measured_step(model, lambda: compiled(x).backward())
-        assert abs(replays[0].peak_bytes - measured) <= SCALARS
-        assert len(found) == (2 if reuse else 0)
-        steps.append(gradients)
-    assert all(torch.equal(a, b) for a, b in zip(*steps, strict=True))
+    gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    for parameter in model.parameters():
+        parameter.grad = None
+    return gradients, measured_step(model, lambda: compiled(x).backward()), graphs, split
+
+
+def test_inductor_is_exact_and_its_lowering_is_used_again() -> None:
+    """The peak before anything is compiled; then the kernels are compiled from the replay's own lowering."""
+    plain, measured, graphs, split = _trained(reuse=False)
+    peak = split.replays[0].peak_bytes
+    assert abs(peak - measured) <= SCALARS
+    ((forward, backward, n_outputs),) = split.made
+    primals = {n.name for n in forward.graph.find_nodes(op="placeholder")}
+    for is_backward, compiled in graphs:
+        gm = backward if is_backward else forward
+        static = [i for i, n in enumerate(gm.graph.find_nodes(op="placeholder")) if n.name in primals]
+        donated = inductor.donated_inputs(forward, backward, n_outputs) if is_backward else ()
+        planned = replay_inductor(
+            gm, is_backward=is_backward, static_inputs=static, donated=donated, config_patches=UNCACHED
+        )
+        real = replay_compiled(compiled, gm, static_inputs=static)
+        assert (real.peak_bytes, real.end_bytes) == (planned.peak_bytes, planned.end_bytes)
+
+    again, measured_again, _, split = _trained(reuse=True)
+    assert all("compile_to_module" in vars(split.lowered(b).graph) for b in (False, True))  # both were finished
+    assert measured_again == measured and split.replays[0].peak_bytes == peak
+    assert len(plain) == len(again) == 6
+    assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+
+    # A lowering of another graph is not used: that graph is compiled as ever.
+    torch._dynamo.reset()
+    work = Replayed(replays=split.replays).lowered(False)
+    del work.graph.compile_to_module
+    model, x = nn.Linear(5, 3), torch.randn(4, 5)
+
+    def backend(gm: fx.GraphModule, inputs: list[Any]) -> Any:
+        return compat.compile_fx(gm, inputs, dict(UNCACHED), lambda *_: None, lambda _: work)
+
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(model, backend=backend)(x), model(x))
+    assert "compile_to_module" not in vars(work.graph)

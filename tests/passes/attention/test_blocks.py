@@ -1,0 +1,129 @@
+"""Attention in blocks: the operator against float64, its gradients, and where the gate takes it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import optpass
+from optpass.backend.measured_attention import measure
+from optpass.passes.attention import blocks, gate
+from optpass.passes.attention.blocks import OPERATOR, attention_in_blocks
+from optpass.passes.attention.gate import Verdict
+from optpass.passes.attention.problem import Problem
+
+KINDS = ("none", "causal", "bool", "float")
+
+
+def drawn(rng: random.Random, kind: str, dtype: torch.dtype) -> tuple[list[Tensor], Tensor | None]:
+    """q, k, v of random sizes and layouts, and a mask that broadcasts in random dims."""
+    batch, kv, groups, depth = rng.choice((1, 3)), rng.choice((1, 2)), rng.choice((1, 1, 3)), 8
+    queries, keys, width = rng.choice((1, 5, 64, 77)), rng.choice((3, 64, 77)), rng.choice((8, 16))
+    sizes = ((kv * groups, queries, depth), (kv, keys, depth), (kv, keys, width))
+    layout = rng.choice((lambda *s: torch.randn(*s), lambda b, h, n, d: torch.randn(b, n, h, d).transpose(1, 2)))
+    operands = [layout(batch, *size).to(dtype).requires_grad_() for size in sizes]
+    if kind in ("none", "causal"):
+        return operands, None
+    shape = [rng.choice((1, n)) for n in (batch, kv * groups, queries, keys)][rng.choice((0, 0, 2)) :]
+    if kind == "float":
+        return operands, torch.randn(shape, dtype=torch.promote_types(dtype, torch.float32))
+    mask = torch.rand(shape) > 0.4
+    mask[..., 0] = True  # no row without a key
+    return operands, mask
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(8))
+def test_values_and_gradients(kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(random.randrange(2**30))
+    monkeypatch.setattr(blocks, "_SCORES", rng.choice((1 << 20, 1 << 12, 1 << 8, 1)))
+    monkeypatch.setattr(blocks, "_CAUSAL_ROWS", rng.choice((256, 16, 5)))
+    monkeypatch.setattr(blocks, "_STRIP", rng.choice((32, 4)))
+    operands, mask = drawn(rng, kind, torch.float64)
+    out = attention_in_blocks(*operands, mask, kind == "causal", 0.3)
+    q, k, v = operands
+    wanted = F.scaled_dot_product_attention(q, k, v, mask, 0.0, kind == "causal", scale=0.3, enable_gqa=True)
+    torch.testing.assert_close(out, wanted)
+    grad = torch.randn_like(out)
+    torch.testing.assert_close(
+        torch.autograd.grad(out, operands, grad), torch.autograd.grad(wanted, operands, grad), rtol=1e-9, atol=1e-11
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_is_as_exact_as_eager(kind: str) -> None:
+    torch.manual_seed(seed := random.randrange(2**30))
+    q, k, v = (torch.randn(2, 4, 96, 32, dtype=torch.bfloat16) for _ in range(3))
+    visible = torch.ones(96, 96, dtype=torch.bool).tril()
+    mask = {"none": None, "causal": None, "bool": visible, "float": torch.randn(96, 96)}[kind]
+    hidden = ~visible if kind in ("causal", "bool") else torch.zeros((), dtype=torch.bool)
+
+    def written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = (q @ k.mT * 32**-0.5).masked_fill(hidden, float("-inf"))
+        return (scores + mask.to(q.dtype) if kind == "float" and mask is not None else scores).softmax(-1) @ v
+
+    exact = written(q.double(), k.double(), v.double())
+    errors = [
+        float((out.double() - exact).square().mean().sqrt())
+        for out in (attention_in_blocks(q, k, v, mask, kind == "causal", 32**-0.5), written(q, k, v))
+    ]
+    assert errors[0] <= 1.05 * errors[1], seed
+
+
+def test_what_is_hidden_does_not_matter() -> None:
+    """Neither infinity nor NaN in keys of the future reaches a row."""
+    q, k, v = (torch.randn(1, 1, 40, 8) for _ in range(3))
+    wanted = attention_in_blocks(q, k, v, None, True, 1.0)
+    k[:, :, 30:] = torch.tensor([float("inf"), float("nan")]).repeat(5)[:, None]
+    torch.testing.assert_close(attention_in_blocks(q, k, v, None, True, 1.0)[:, :, :30], wanted[:, :, :30])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_operator_is_well_formed(causal: bool) -> None:
+    operands = [torch.randn(2, 2, 9, 4, requires_grad=True) for _ in range(3)]
+    torch.library.opcheck(OPERATOR, (*operands, None, causal, 0.5))
+    mask = torch.ones(9, 9, dtype=torch.bool).tril()
+    torch.library.opcheck(OPERATOR, (*operands, mask, False, 0.5))
+
+
+def written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT * 0.25, -1) @ v
+
+
+def compiled(inner: Any = "eager", mode: str = "auto") -> list[str]:
+    """What the report says that bfloat16 attention of a million scores became."""
+    torch._dynamo.reset()
+    optpass.reset_report()
+    q = torch.randn(1, 1, 1024, 16, dtype=torch.bfloat16)
+    torch.compile(written, backend="optpass", options={"inner": inner, "attention": mode, "strict": True})(q, q, q)
+    return [str(site.after) for site in optpass.report().sites("attention")]
+
+
+def test_the_gate_takes_the_cheaper_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    microseconds = {"blocks": 5.0, "sdpa": 7.0}
+
+    def decide(problem: Problem, target: str, *_: Any, **__: Any) -> Verdict:
+        return Verdict(microseconds[target] < 10.0, microseconds[target], 10.0, "because", "a test")
+
+    monkeypatch.setattr(gate, "decide", decide)
+    assert compiled() == ["attention in blocks"]
+    assert compiled(inner=lambda gm, inputs: gm) == ["SDPA cpu_flash"]  # a compiler that may not know the operator
+    assert compiled(mode="always") == ["SDPA cpu_flash"]
+    microseconds["sdpa"] = 4.0
+    assert compiled() == ["SDPA cpu_flash"]
+    microseconds |= {"sdpa": 11.0, "blocks": 12.0}
+    assert compiled() == []
+    microseconds["blocks"] = 9.0
+    assert compiled() == ["attention in blocks"]
+
+
+def test_it_is_timed_on_request() -> None:
+    problem = Problem("cpu", torch.bfloat16, 1, 2, 2, 16, 16, 8, 8, mask="causal", training=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "compile", lambda function, backend: function)
+        assert all(figure > 0 for figure in measure(problem, "blocks"))
