@@ -95,7 +95,7 @@ def _compile(
     session.record.inner = inner.name_of(serving)
     contents = Contents(gm, example_inputs if look else (), keep=memory is not None)
     if memory is not None:
-        session.hooks.partition = memory
+        session.hooks.partition, session.hooks.lowered = memory, memory.lowered
         memory.patches = inner.own_patches(resolved, mode)
     guards = session.before_autograd(gm, contents)
     with inner.cache_outcome(session.record):

@@ -26,6 +26,7 @@ class Hooks:
 
     Attributes:
         partition: the partitioner of this compile, where it is another one than the default.
+        lowered: what that partitioner has lowered of its result already, by (is_backward); None for nothing.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Hooks:
         self.on_inference = on_inference
         self.on_compiled = on_compiled
         self.partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] = compat.min_cut_partition
+        self.lowered: Callable[[bool], Any] | None = None
 
     def joint_pass(self, users: Any, partitioner: Any = None) -> Any:
         """`joint_custom_post_pass`: the user's passes, if any, then ours.

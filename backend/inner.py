@@ -109,7 +109,7 @@ def compile_with(
         patches = inductor_patches(options, mode, hooks)
         if _has_flex_on_cpu(gm):  # an element-wise operation fused behind its template raises NotImplementedError
             patches.setdefault("epilogue_fusion", False)
-        return compat.compile_fx(gm, inputs, patches, hooks.on_compiled)
+        return compat.compile_fx(gm, inputs, patches, hooks.on_compiled, hooks.lowered)
     if inner == AOT_EAGER:
         return _aot_eager(gm, inputs, hooks)
     if inner == EAGER:

@@ -5,7 +5,8 @@ Inductor, with `attention="always"` and dropout handed to the kernel, so that ev
 The share is the pass's seconds (`PassRecord.seconds`: with the copy taken before it and the check after it) over the
 graph's (`t_compile_s`: all passes and Inductor, in training the backward's compile as well; without Dynamo). Nothing
 is warmed up: both parts pay what the first compile of a process pays. A survey beforehand, without Inductor, says
-which models have attention and how many nodes; the largest decides.
+which models have attention and how many nodes; the largest decides, by the 95% interval of its share in every mode. It
+is compiled in as many rounds as an interval takes before any other model is.
 
 Growth. In one process, a model of tiny width is captured by Dynamo with 2, 24 and 96 layers. Each sample runs the
 backend on a fresh copy of one graph with `inner="eager"`: the same passes, and nothing compiled. What is held against
@@ -21,9 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from optpass.bench.attention_compile_samples import ATTENTION, Sample
 from optpass.bench.clocks import check_device
 from optpass.bench.environment import environment
-from optpass.bench.harness import schedule
 from optpass.bench.isolate import run_isolated
 from optpass.bench.progress import Progress
 from optpass.bench.registry import BenchConfig
@@ -44,14 +45,9 @@ QUICK_LAYERS = (6, 2, 24)
 #: What grows: a mask from a buffer, and one that is added as floats, with dropout and gradients.
 PROGRAMS = (("gpt", "inference"), ("bert", "training"))
 ROUNDS = 6
-BUDGET_S = 320.0
-#: Below the rounds that an interval takes: both parts of a share are timed in one process within a minute, so that
-#: load falls on both; a factor of two either way is more than it moved one in any sample that was taken.
-MARGIN = 2.0
+BUDGET_S = 1200.0
 _ENVIRON = {"OMP_NUM_THREADS": "1"}
-_ATTENTION = {"mode": "always", "dropout": "swap"}
-
-Sample = dict[str, float]
+_TOO_FEW = " (too few rounds for an interval)"
 
 
 @dataclass
@@ -69,10 +65,9 @@ class Cell:
         return tuple(one["pass_s"] / one["compile_s"] for one in self.samples)
 
     @property
-    def bounds(self) -> Interval:
-        """What the share lies between: its interval, or with fewer rounds the samples widened by `MARGIN`."""
-        found = median_interval(self.shares)
-        return found or Interval(min(self.shares) / MARGIN, max(self.shares) * MARGIN)
+    def bounds(self) -> Interval | None:
+        """The interval of the share; None with too few rounds."""
+        return median_interval(self.shares)
 
 
 def run(config: BenchConfig, progress: Progress) -> Result:
@@ -110,7 +105,7 @@ def run(config: BenchConfig, progress: Progress) -> Result:
         environment=before.finished(),
         config=asdict(config)
         | {"models": models, "size": size, "rounds": rounds, "budget_s": budget_s, "layers": sorted(layers)}
-        | {"goals": {"share": SHARE, "growth": GROWTH}, "attention": _ATTENTION, "environ": _ENVIRON},
+        | {"goals": {"share": SHARE, "growth": GROWTH}, "attention": ATTENTION, "environ": _ENVIRON},
         rows=(*_share_rows(cells, survey), *growth),
         passed=passed,
         finding=finding,
@@ -118,116 +113,8 @@ def run(config: BenchConfig, progress: Progress) -> Result:
     )
 
 
-# ---- in a fresh process ------------------------------------------------------------------------------------------
-
-
-def survey(models: Sequence[str], size: str, device: str, seed: int) -> dict[str, dict[str, int]]:
-    """Nodes of each model's Dynamo graphs and the attentions that the pass sees in them, in inference."""
-    found = {}
-    for name in models:
-        _compiled(name, {"size": size}, "inference", device, seed, _options("eager"))
-        taken = _filed()
-        found[name] = {"nodes": int(taken["nodes"]), "sites": int(taken["fused"] + taken["declined"])}
-    return found
-
-
-def share(model: str, size: str, mode: str, device: str, seed: int) -> Sample:
-    """One compile for Inductor, which must be this process's first: seconds of the pass and of the whole."""
-    _compiled(model, {"size": size}, mode, device, seed, _options("inductor"))
-    return _filed()
-
-
-def grow(model: str, mode: str, layers: Sequence[int], rounds: int, device: str, seed: int) -> dict[str, list[Sample]]:
-    """By number of layers, one sample of each round."""
-    import gc
-
-    import torch
-    from torch import fx
-
-    from optpass.backend.entry import optpass
-    from optpass.backend.snapshot import copy_graph
-
-    captured: dict[int, tuple[fx.GraphModule, Sequence[Any]]] = {}
-    for depth in layers:
-
-        def keep(gm: fx.GraphModule, inputs: Sequence[Any], depth: int = depth) -> Any:
-            captured[depth] = gm, inputs
-            return gm.forward
-
-        _compiled(model, {"size": "tiny", "layers": depth}, mode, device, seed, None, keep)
-    samples: dict[str, list[Sample]] = {str(depth): [] for depth in layers}
-    with torch.set_grad_enabled(mode == "training"):
-        gm, inputs = captured[min(layers)]  # once before, for what is paid once in a process and once for each shape
-        optpass(fx.GraphModule(gm, copy_graph(gm.graph, keep=True)), inputs, options=_options("eager"))
-        gc.collect()
-        gc.freeze()  # collecting between samples then looks at what the samples left, not at all of torch
-        for _, order in schedule([str(depth) for depth in layers], rounds, seed):
-            for depth_name in order:
-                gm, inputs = captured[int(depth_name)]
-                copied = fx.GraphModule(gm, copy_graph(gm.graph, keep=True))
-                _forget()
-                gc.collect()
-                gc.disable()
-                optpass(copied, inputs, options=_options("eager"))
-                gc.enable()
-                samples[depth_name].append(_filed())
-    return samples
-
-
-def _compiled(
-    model: str, size: Mapping[str, Any], mode: str, device: str, seed: int, options: Any, backend: Any = "optpass"
-) -> None:
-    """Build the model, compile it and run it once; in training, the backward too."""
-    import torch
-
-    from optpass import models
-    from optpass.backend import compat
-
-    compat.reset_dynamo()
-    _forget()
-    torch.manual_seed(seed)
-    training = mode == "training"
-    with torch.device(device):
-        module, inputs = models.build(model, **size)
-    module.train(training)
-    with torch.set_grad_enabled(training):
-        out = torch.compile(module, backend=backend, options=options)(*inputs)
-    if training:
-        torch.autograd.backward(models.loss(out))
-
-
-def _options(inner: str) -> dict[str, Any]:
-    # The roofline is no part of compiling with inner="eager", where the report would trace the graph for it.
-    unneeded = {} if inner == "inductor" else {"disable_passes": ["roofline"]}
-    return {"inner": inner, "attention": _ATTENTION, "strict": True} | unneeded
-
-
-def _forget() -> None:
-    from optpass.api import reset_report
-
-    reset_report()
-
-
-def _filed() -> Sample:
-    """What the report says of the graphs compiled since it was reset, in sum."""
-    from optpass.api import report
-
-    graphs = report().graphs
-    own = [record for graph in graphs for record in graph.passes if record.name == "attention"]
-    return {
-        "nodes": float(sum(graph.nodes for graph in graphs)),
-        "compile_s": sum(graph.t_compile_s for graph in graphs),
-        "pass_s": sum(record.seconds for record in own),
-        "fused": float(sum(len(record.applied) for record in own)),
-        "declined": float(sum(len(record.declined) for record in own)),
-    }
-
-
-# ---- in this process ---------------------------------------------------------------------------------------------
-
-
 def _child(function: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return run_isolated(f"optpass.bench.attention_compile:{function}", arguments, environ=_ENVIRON)
+    return run_isolated(f"optpass.bench.attention_compile_samples:{function}", arguments, environ=_ENVIRON)
 
 
 def _chosen(config: BenchConfig) -> tuple[tuple[str, ...], str]:
@@ -253,17 +140,18 @@ def _cells(survey: Mapping[str, Mapping[str, int]], modes: Sequence[str]) -> lis
 def _compile(
     cells: Sequence[Cell], rounds: int, until: float, arguments: Mapping[str, Any], progress: Progress
 ) -> None:
-    """Fill the cells, round by round. But for the deciding ones, a sample begins only where it should end in time.
+    """Fill the cells: the largest model's, round by round, then each other once, then these in further rounds.
 
-    The deciding ones are the largest model's, in the first round, however late it is: without them, nothing is decided.
-    A cell is expected to take as long as it did before; one that was not measured, as long as the longest of its mode.
+    But for the largest model's first round, a sample begins only where it should end in time. A cell is expected to
+    take as long as it did before; one that was not measured, as long as the longest of its mode.
     """
-    for number in range(rounds):
-        for cell in cells:
+    largest = [cell for cell in cells if cell.model == cells[0].model]
+    others = [cell for cell in cells if cell not in largest]
+    for number, part in [*((n, largest) for n in range(rounds)), *((n, others) for n in range(rounds))]:
+        for cell in part:
             like = [one.wall_s for one in cells if one.mode == cell.mode and one.samples]
             expected = cell.wall_s or max(like, default=0.0)
-            decides = cell.model == cells[0].model and not number
-            if not decides and time.monotonic() + expected > until:
+            if (number or part is others) and time.monotonic() + expected > until:
                 continue
             progress.step(f"{cell.model} {cell.mode}, round {number + 1}", 1 if not number else 0)
             start = time.monotonic()
@@ -302,20 +190,19 @@ def _growth_rows(
 
 
 def _judge(cells: Sequence[Cell], growth: Sequence[Row], deepest: str, *, decisive: bool) -> tuple[bool | None, str]:
-    """Both parts by their bounds; every mode of the largest model must have been measured, and every depth."""
+    """Both parts by their intervals; every mode of the largest model must have been measured, and every depth."""
     largest = [cell for cell in cells if cell.model == cells[0].model] if cells else []
-    parts = [_within(cell.bounds, SHARE) if cell.samples else None for cell in largest] or [None]
+    parts = [_within(cell.bounds, SHARE) for cell in largest] or [None]
     texts = [
-        f"{cell.model} {cell.mode} {median(cell.shares):.2%} of compile time [{cell.bounds.low:.2%}, "
-        f"{cell.bounds.high:.2%}], goal {SHARE:.0%}"
+        f"{cell.model} {cell.mode} {median(cell.shares):.2%} of compile time{_percent(cell.bounds)}, goal {SHARE:.0%}"
         for cell in largest
         if cell.samples
     ]
     for row in growth:
         if row.case != deepest:
             continue
-        parts.append(_within(Interval(*row.ratio_ci), GROWTH) if row.ratio_ci else None)
-        bounds = f" [{row.ratio_ci[0]:.2f}, {row.ratio_ci[1]:.2f}]" if row.ratio_ci else ", too few rounds"
+        parts.append(_within(Interval(*row.ratio_ci) if row.ratio_ci else None, GROWTH))
+        bounds = f" [{row.ratio_ci[0]:.2f}, {row.ratio_ci[1]:.2f}]" if row.ratio_ci else _TOO_FEW
         texts.append(f"{row.group} per node {row.ratio:.2f} times{bounds}, goal {GROWTH}")
     text = "; ".join(texts)
     if False in parts:
@@ -323,13 +210,18 @@ def _judge(cells: Sequence[Cell], growth: Sequence[Row], deepest: str, *, decisi
     return (True if decisive and None not in parts else None), text
 
 
-def _within(bounds: Interval, goal: float) -> bool | None:
+def _percent(bounds: Interval | None) -> str:
+    return f" [{bounds.low:.2%}, {bounds.high:.2%}]" if bounds else _TOO_FEW
+
+
+def _within(bounds: Interval | None, goal: float) -> bool | None:
+    if bounds is None:
+        return None
     return True if bounds.high <= goal else False if bounds.low > goal else None
 
 
 def _notes(cells: Sequence[Cell], survey: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
     yield "share: the pass with its copy and check, over all passes and Inductor (no Dynamo); fresh process, no caches"
-    yield f"bounds of fewer than 5 rounds are the least and the most, a factor of {MARGIN:g} beyond"
     yield "growth: tiny width, inner='eager', the same captured graph in every round, no cycle collection in samples"
     if without := [name for name, found in survey.items() if not found["sites"]]:
         yield f"without attention: {', '.join(without)}"

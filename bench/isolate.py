@@ -46,7 +46,7 @@ def run_isolated(
         command = [sys.executable, "-m", "optpass.bench.isolate", target, json.dumps(dict(arguments)), str(out)]
         try:
             done = subprocess.run(
-                command, cwd=work, env=_child_environment(Path(folder), environ or {}), timeout=timeout_s,
+                command, cwd=work, env=child_environment(Path(folder), environ or {}), timeout=timeout_s,
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
@@ -92,7 +92,8 @@ def _what(target: str, arguments: Mapping[str, Any]) -> str:
     return f"{target.rpartition(':')[2]}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})"
 
 
-def _child_environment(folder: Path, extra: Mapping[str, str]) -> dict[str, str]:
+def child_environment(folder: Path, extra: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment without settings of optpass and the compiler, with caches in `folder`, and `extra`."""
     own = ENV_RESERVED - {"OPTPASS_RUN_ID"}  # a sample is a run of its own
     kept = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX) or k in own}
     kept = {k: v for k, v in kept.items() if not k.startswith(_COMPILER_PREFIXES)}

@@ -46,9 +46,9 @@ def beside(name: str) -> str:
 
 
 def measure(
-    model: str, size: str, overrides: Mapping[str, Any], inner: str, ratios: Sequence[float], fractions: Sequence[float],
-    rounds: int, seed: int, budget_s: float,
-) -> dict[str, Way]:  # fmt: skip
+    model: str, size: str, overrides: Mapping[str, Any], inner: str, ratios: Sequence[float],
+    fractions: Sequence[float], rounds: int, seed: int, budget_s: float,
+) -> dict[str, Any]:  # fmt: skip
     """Every way of a model on the CPU, in this process, which must be fresh.
 
     Args:
@@ -58,8 +58,9 @@ def measure(
         budget_s: wall seconds after which no new round of times begins.
 
     Returns:
-        by name: `peak` and `left` (bytes above what was there before the step), `samples` (processor seconds of a
-        step, by round), and for optpass `budget` and `predicted` (bytes, in the same sense as `peak`).
+        `statics`: bytes of parameters, buffers and inputs. `ways`: by name, `peak` and `left` (bytes above what was
+        there before the step), `samples` (processor seconds of a step, by round), and for optpass `budget` and
+        `predicted` (bytes, in the same sense as `peak`).
     """
     bench = _Bench(model, size, overrides, inner, seed)
     for ratio in ratios:
@@ -76,7 +77,7 @@ def measure(
     for ratio in ratios:
         bench.optpass(beside(pytorch(ratio)), bench.runs[pytorch(ratio)].found["peak"])
     bench.time(rounds, budget_s)
-    return {name: run.found for name, run in bench.runs.items()}
+    return {"statics": bench.statics, "ways": {name: run.found for name, run in bench.runs.items()}}
 
 
 class _Bench:
@@ -141,7 +142,7 @@ class _Bench:
         from optpass.backend.compat.activation_budget import activation_memory_budget
 
         compiled = self._compiled(self._plain_backend())
-        ready = []
+        ready: list[bool] = []
 
         def call(*args: Any) -> Any:
             with contextlib.nullcontext() if ready else activation_memory_budget(ratio):
@@ -151,7 +152,7 @@ class _Bench:
         return call, self.module
 
     def optpass(self, name: str, above: int | None) -> None:
-        """optpass with a budget of so many bytes above the statics; None for one that nothing reaches, 0 for its floor."""
+        """optpass with a budget of so many bytes above the statics; None for none that binds, 0 for its floor."""
         import optpass
         from optpass.errors import BudgetInfeasibleError
 

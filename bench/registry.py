@@ -5,10 +5,11 @@ A benchmark's module may import torch only inside functions, so that listing the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
+from optpass import models
 from optpass.bench.progress import Progress
 from optpass.bench.result import Result
 from optpass.errors import ConfigError, did_you_mean
@@ -21,6 +22,7 @@ MODULES: Mapping[str, str] = {
     "audit_overhead": "optpass.bench.audit_overhead",
     "compile_time": "optpass.bench.compile_time",
     "fusion_bytes": "optpass.bench.fusion_bytes",
+    "memory": "optpass.bench.memory",
     "roofline": "optpass.bench.roofline",
 }
 
@@ -30,7 +32,7 @@ class BenchConfig:
     """What a run of a benchmark may choose. None and () mean the benchmark's own default."""
 
     models: tuple[str, ...] = ()
-    """Names from `optpass.models`; () is all of them, or a few with `quick`."""
+    """Names from `Bench.models`; () is all of them, or a few with `quick`."""
     size: str | None = None
     """Size of every model."""
     rounds: int | None = None
@@ -45,20 +47,27 @@ class BenchConfig:
     """Ratios within 1 +- tolerance count as the same."""
     seed: int = 0
     """Of the order within rounds, the models' weights and the bootstrap."""
+    inner: str = "inductor"
+    """Inner compiler, for the benchmarks that can measure 'aot_eager' too."""
 
     @property
     def full(self) -> bool:
         """Whether this is the run that the claim speaks of, rather than a look at a part."""
-        return not (self.quick or self.models or self.size)
+        return not (self.quick or self.models or self.size or self.inner != "inductor")
 
 
 @dataclass(frozen=True)
 class Bench:
-    """One benchmark: its module holds `CLAIM: str` and `run(config, progress) -> Result`."""
+    """One benchmark: its module holds `CLAIM: str` and `run(config, progress) -> Result`.
+
+    Attributes:
+        models: what `BenchConfig.models` may name: the module's own `models()`, or the names of `optpass.models`.
+    """
 
     name: str
     claim: str
     run: Callable[[BenchConfig, Progress], Result]
+    models: Callable[[], Sequence[str]] = models.names
 
 
 def names() -> tuple[str, ...]:
@@ -72,4 +81,4 @@ def load(name: str) -> Bench:
     if key not in MODULES:
         raise ConfigError(f"unknown benchmark {name!r}; {did_you_mean(key, MODULES)}")
     module = import_module(MODULES[key])
-    return Bench(key, module.CLAIM, module.run)
+    return Bench(key, module.CLAIM, module.run, getattr(module, "models", models.names))

@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from optpass.bench.isolate import _child_environment, last_error
+from optpass.bench.isolate import child_environment, last_error
 from optpass.bench.result import BenchError
 
 #: How a child says that a call raised, instead of a result.
@@ -99,7 +99,7 @@ class Worker:
         with (folder / "stderr").open("wb") as stderr:
             self._child = subprocess.Popen(
                 [sys.executable, "-m", "optpass.bench.worker", self._target], cwd=folder, stderr=stderr,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_child_environment(folder, self._environ),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment(folder, self._environ),
             )  # fmt: skip
         self._answered = 0
         return self._child

@@ -17,7 +17,7 @@ from torch import fx
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+?)\s*$', re.MULTILINE)
 _TORCH_DIR = str(Path(torch.__file__).parent) + os.sep
 #: Our own code that calls the user's model, which is nobody's line either.
-_CALLER_DIR = str(Path(__file__).resolve().parent.parent / "backend") + os.sep
+_CALLER_DIR = str(Path(__file__).parent.parent / "backend") + os.sep
 _ATTRIBUTE = re.compile(r"_(?:modules|parameters|buffers)\['([^']*)'\]")
 #: The root module, as a frame's local or a plain name; never the beginning of a longer name such as `self_attn`.
 _ROOT = re.compile(r"^(?:L\[['\"](?:self|fn)['\"]\]|self)(?=$|[.\[])")
@@ -52,10 +52,11 @@ def is_backward(node: fx.Node) -> bool:
 @lru_cache(maxsize=4096)
 def _innermost_user_frame(stack: str) -> tuple[str | None, int | None]:
     frames = [(m["file"], int(m["line"])) for m in _FRAME.finditer(stack)]
-    for file, line in reversed(frames):
-        if not file.startswith((_TORCH_DIR, _CALLER_DIR)):
+    theirs = [frame for frame in frames if not frame[0].startswith(_CALLER_DIR)]
+    for file, line in reversed(theirs):
+        if not file.startswith(_TORCH_DIR):
             return file, line
-    return frames[-1] if frames else (None, None)
+    return theirs[-1] if theirs else (None, None)
 
 
 def module_path(node: fx.Node) -> str | None:

@@ -20,6 +20,9 @@ from optpass.reporting.audit.model import Break, BreakCost
 #: Not a place in the source but a function compiled too often: the silent eager ledger has it.
 NOT_BREAKS = frozenset({"Dynamo recompile limit exceeded", "Dynamo cache limit exceeded"})
 
+#: What Dynamo says of an object that it does not know, because what made it broke.
+_OF_UNKNOWN = frozenset({"missing tp_iter", "Missing tp_iter", "missing tp_iternext", "Missing tp_iternext"})
+
 Key = tuple[str, int, int | None, str]
 #: How grave an effect is, for the order of the report.
 _GRAVITY = {"error": 3, "frame eager": 2, "rest eager": 1, "split": 0}
@@ -59,6 +62,7 @@ class BreakCollector:
         self._entries: dict[Key, _Entry] = {}
         self._behind: dict[int, _Resumed] = {}
         self._eager: dict[str, Key] = {}
+        self._lines: dict[tuple[str, int], Key] = {}
 
     def on_frame(self, event: FrameEvent) -> None:
         """File the breaks of a frame, and what compiling it cost the break that it goes on behind."""
@@ -108,6 +112,8 @@ class BreakCollector:
             if key not in self._entries:
                 follows = cause or (first if first != key else None) or self._follows(key, place, raw, behind)
                 self._entries[key] = _Entry(place, said, raw, follows)
+                user = self._where.last_of_user(raw.stack, raw.above) or place
+                self._lines.setdefault((user.file, user.line), key)
             entry = self._entries[key]
             entry.occurrences += 1
             if _GRAVITY.get(raw.effect, 0) > _GRAVITY.get(entry.raw.effect, 0):
@@ -125,13 +131,38 @@ class BreakCollector:
 
     def _follows(self, key: Key, place: Place, raw: RawBreak, behind: _Resumed | None) -> Key | None:
         """The break that this one follows from, beyond its own frame."""
-        if not raw.stack:  # the frame as such: it would have been inlined, had its caller not fallen to eager
-            return next((self._eager[f] for f in map(_frame_name, raw.above) if f in self._eager), None)
+        user = self._where.owner(place.file) == "user"
+        if not raw.stack or not user:  # a frame of its own that would have been inlined, had its caller not broken
+            return self._above(raw, frames=not raw.stack)
+        if (same := self._same_expression(place)) is not None:
+            return same
         if behind is None or behind.key == key:
             return None
-        parent = self._entries[behind.key].place
-        # What the broken expression made is entered: had Dynamo traced the one, it would know the other.
-        return behind.key if raw.enters and _encloses(place, parent) else None
+        # What the broken expression made is entered or iterated: had Dynamo traced the one, it would know the other.
+        takes = raw.enters or key[3] in _OF_UNKNOWN
+        parents = (p for p in reversed(self._entries[behind.key].raw.stack) if p.file == place.file)
+        parent = next(parents, self._entries[behind.key].place)
+        return behind.key if takes and _encloses(place, parent) else None
+
+    def _above(self, raw: RawBreak, *, frames: bool) -> Key | None:
+        """The break for which the callers run eager: of their frame as such, or on the line where they stand."""
+        for caller in raw.above:
+            if frames and (found := self._eager.get(_frame_name(caller))) is not None:
+                return found
+            if (found := self._lines.get((caller.file, caller.line))) is not None:
+                return found
+        return None
+
+    def _same_expression(self, place: Place) -> Key | None:
+        """A break filed before at the very same expression, under another name."""
+        if place.column is None or place.end_column is None:
+            return None
+        span = (place.column, place.end_column, _last(place))
+        for key, entry in self._entries.items():
+            known = entry.place
+            if key[:2] == (place.file, place.line) and span == (known.column, known.end_column, _last(known)):
+                return key
+        return None
 
     def _settle(self, first: Key, event: FrameEvent) -> None:
         """What the frame's end tells of the break that ended it."""
@@ -213,14 +244,17 @@ def _frame_name(place: Place) -> str:
     return f"{place.file}:{place.function}"
 
 
+def _last(place: Place) -> int:
+    """Its last line; Dynamo tells none where it is the first."""
+    return place.end_line or place.line
+
+
 def _encloses(outer: Place, inner: Place) -> bool:
     """Whether an expression or statement has another one inside, and more than that."""
-    if outer.file != inner.file or None in (outer.column, outer.end_line, outer.end_column):
-        return False
-    if None in (inner.column, inner.end_line, inner.end_column):
+    if outer.file != inner.file or None in (outer.column, outer.end_column, inner.column, inner.end_column):
         return False
     begins = (outer.line, outer.column or 0) <= (inner.line, inner.column or 0)
-    ends = (outer.end_line or 0, outer.end_column or 0) >= (inner.end_line or 0, inner.end_column or 0)
+    ends = (_last(outer), outer.end_column or 0) >= (_last(inner), inner.end_column or 0)
     return begins and ends
 
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from optpass.backend.audit.locations import code_of
 from optpass.backend.audit.observe import Graph, Observation, Observed, begin
 from optpass.backend.compat import audit as dynamo
 
@@ -131,8 +132,10 @@ class CallWatcher:
 
     def _tallies(self, callback: Any, frame: types.FrameType) -> tuple[Tally, ...]:
         """The function's tallies. Its frame's variables are read once per `torch.compile`: that is slow."""
-        function = _called(frame.f_locals.get("fn"))
-        code = getattr(function, "__code__", None)
+        function = frame.f_locals.get("fn")
+        inside = dynamo.inside_own_frame(function)
+        function = _called(function)
+        code = code_of(inside) if inside is not None else getattr(function, "__code__", None)
         found: tuple[Tally, ...] = ()
         if isinstance(code, types.CodeType):
             found = tuple(teller.tally(code) for teller in self._tellers)

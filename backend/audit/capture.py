@@ -92,7 +92,8 @@ def raw_break(error: BaseException, modules: dict[Key, Seen], convert: Any) -> R
 
 
 def _raw(error: BaseException, modules: dict[Key, Seen], effect: str) -> RawBreak:
-    stack = getattr(error, "real_stack", None) or ()
+    stack = getattr(error, "real_stack", None)
+    stack = stack or dynamo.traced_stack()
     places = [_place(frame) for frame in stack]
     seen = None
     if stack:
@@ -115,7 +116,7 @@ def _raw(error: BaseException, modules: dict[Key, Seen], effect: str) -> RawBrea
 
 def _place(frame: Any) -> Place:
     column, end = getattr(frame, "colno", None), getattr(frame, "end_colno", None)
-    return Place(frame.filename, frame.lineno or 0, frame.name, column, None, end)
+    return Place(frame.filename, frame.lineno or 0, frame.name, column, getattr(frame, "end_lineno", None), end)
 
 
 def finish(event: FrameEvent, frame: Any, result: Any, error: BaseException | None) -> None:
@@ -137,9 +138,19 @@ def finish(event: FrameEvent, frame: Any, result: Any, error: BaseException | No
 
 
 def _resumes(code: types.CodeType, namespace: dict[str, Any]) -> list[types.CodeType]:
-    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    called = (getattr(namespace.get(name), "__code__", None) for name in code.co_names if name.startswith("__resume"))
-    return [made for made in (*inner, *called) if isinstance(made, types.CodeType) and dynamo.is_resume(made)]
+    found: list[Any] = list(code.co_consts)
+    for function in (namespace.get(name) for name in code.co_names if name.startswith("__resume")):
+        found.append(getattr(function, "__code__", None))
+        # Where the user's function has variables of an outer one, it is made at each call, by a function that holds it.
+        found += [_content(cell) for cell in getattr(function, "__closure__", None) or ()]
+    return [made for made in found if isinstance(made, types.CodeType) and dynamo.is_resume(made)]
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty
+        return None
 
 
 def size_of(gm: Any) -> tuple[int, float | None]:

@@ -11,6 +11,7 @@ Precedence, from the first that fits:
 
 from __future__ import annotations
 
+import enum
 import re
 from typing import Any
 
@@ -27,11 +28,13 @@ _SAME = re.compile(r"[LG]\[.* is [LG]\[.*")
 _OBJECT_ID = re.compile(r"___check_obj_id\(.*, (?P<id>\d+)\), type=")
 _TENSOR: dict[str, Cause] = {
     "size": "shape", "dim": "shape", "stride": "stride", "dtype": "dtype", "device": "device",
-    "requires_grad": "requires_grad", "inference": "grad mode", "type": "object identity",
+    "requires_grad": "requires_grad", "inference": "grad mode", "inference_mode": "grad mode",
+    "type": "object identity",
 }  # fmt: skip
 _TENSOR_TEXT = {
     "size": "{0}.size({1})", "dim": "{0}.dim()", "stride": "{0}.stride({1})", "dtype": "{0}.dtype",
-    "device": "{0}.device", "requires_grad": "{0}.requires_grad", "inference": "{0}.is_inference()", "type": "{0}",
+    "device": "{0}.device", "requires_grad": "{0}.requires_grad", "inference": "{0}.is_inference()",
+    "inference_mode": "torch.is_inference_mode_enabled()", "type": "{0}",
 }  # fmt: skip
 _STATE: dict[str, tuple[Cause, str]] = {
     "grad_mode": ("grad mode", "torch.is_grad_enabled()"),
@@ -164,7 +167,8 @@ class Judge(Containers):
         cause = self.home(source)
         if cause is None:
             cause = "object identity" if replaced else _of_text(before, value)
-        return Finding(cause, text, before, after, text, replaced=replaced)
+        choice = isinstance(value, enum.Enum)
+        return Finding(cause, text, before, after, text, replaced=replaced, choice=choice)
 
     def expected(self, failure: Failure, value: Any) -> str:
         """What the guard expects, as text."""

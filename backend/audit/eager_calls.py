@@ -124,8 +124,9 @@ class Frames:
                 change(code, known.refusal)
 
     def after_fork(self) -> None:
-        """In a forked child: another thread of the parent may have held the lock."""
+        """In a forked child: nobody listens there, and another thread of the parent may have held the lock."""
         self._lock = threading.RLock()
+        self._listeners = ()
 
     def tick(self) -> int:
         """A number that grows: what is noted behind it has a larger one."""

@@ -23,6 +23,7 @@ class Finding:
         dimension: of a size or stride.
         dynamic: the guard is a condition on a symbol, so `before` may be that condition.
         replaced: an object, or one of another type, is in its place.
+        choice: one of a closed set, as a member of an enum.
     """
 
     cause: Cause
@@ -33,6 +34,7 @@ class Finding:
     dimension: int | None = None
     dynamic: bool = False
     replaced: bool = False
+    choice: bool = False
 
 
 class _Gone:

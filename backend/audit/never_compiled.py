@@ -5,11 +5,14 @@ called.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import types
 import weakref
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from torch import nn
 
 from optpass.backend.audit.eager_calls import FRAMES, EagerEvent
 from optpass.backend.audit.locations import code_of, code_place, is_torch
@@ -153,6 +156,11 @@ class Outside:
                     point.remove(watcher)
                 self._watch_calls(False)
 
+    def after_fork(self) -> None:
+        """In a forked child: nobody listens there, and another thread of the parent may have held the lock."""
+        self._lookups.stop()
+        self.__init__()  # type: ignore[misc]
+
     def compiled(self, target: Any, caller: types.FrameType) -> None:
         """A compiled function was handed out."""
         code = code_of(target)
@@ -161,7 +169,10 @@ class Outside:
         where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
         place = code_place(code)
         if is_torch(code):  # a module of torch's: the user's line is where it is compiled
-            place = (caller.f_code.co_filename, caller.f_lineno, type(target).__qualname__)
+            owner = getattr(target, "__self__", target)
+            named = type(owner) if isinstance(owner, nn.Module) else owner
+            name = getattr(named, "__qualname__", code.co_qualname)
+            place = (caller.f_code.co_filename, caller.f_lineno, name)
         given = _Given(weakref.ref(code), place, where, FRAMES.tick())
         with self._lock:
             for known in self._given.values():
@@ -269,3 +280,5 @@ def _caller() -> types.FrameType | None:
 
 _OURS = ("optpass.backend.compat.hooks", __name__)
 OUTSIDE = Outside()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=OUTSIDE.after_fork)

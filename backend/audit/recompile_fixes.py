@@ -116,6 +116,11 @@ def _grad_mode(case: Case) -> str:
             "torch.no_grad() (or torch.set_grad_enabled) in the same place for all calls, outside of the compiled "
             "function, or compile one function for each."
         )
+    if case.finding.source == "torch.is_inference_mode_enabled()":
+        return (
+            "Calls inside and outside of torch.inference_mode() need a graph each, so one recompile is right. To have "
+            "only one, make all calls inside, or use torch.no_grad() instead."
+        )
     return (
         f"Tensors made under torch.inference_mode() and others need a graph each: make {case.finding.place or 'them'} "
         "under one mode, or use torch.no_grad() instead."
@@ -216,6 +221,8 @@ def _closure(case: Case) -> str:
 
 def _identity(case: Case) -> str:
     found = case.finding
+    if found.choice:
+        return _value(case, "an enum member")
     if "the same object" in found.before + found.after:
         return (
             f"Pass {found.source} the same way in every call: always one tensor for both, or always two (clone() it)."

@@ -23,6 +23,7 @@ from optpass.backend.audit.recompiles import RecompileCollector
 from optpass.backend.audit.selftest import failures, how_observed
 from optpass.backend.audit.silent import SilentCollector
 from optpass.backend.audit.watch import WATCH
+from optpass.backend.compat.audit_guards import guard_problems
 from optpass.reporting.audit.model import Audit, AuditSummary, Break, FunctionRecord, Recompile, SilentEager
 from optpass.reporting.environment import environment, process_record
 
@@ -105,9 +106,11 @@ class Recording:
         functions = self._functions.records()
         recompiles = [r for r in self._recompiles.records() if self._is_ours(r)]
         silent = [r for r in self._silent.records() if self._is_ours(r)]
-        hooks, notes = how_observed(WATCH.problems, WATCH.fallback, self._failures)
-        hooks["recompiles"] = "; ".join(self._recompiles.problems) or "ok"
-        hooks["silent eager"] = "; ".join(self._silent.problems) or "ok"
+        collectors = {
+            "recompiles": [*self._recompiles.problems, *guard_problems()],
+            "silent eager": self._silent.problems,
+        }
+        hooks, notes = how_observed(WATCH.problems, WATCH.fallback, self._failures, collectors)
         return Audit(
             target=target,
             created=datetime.now(UTC).isoformat(timespec="seconds"),

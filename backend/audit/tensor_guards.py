@@ -53,7 +53,7 @@ def _kind(expected: re.Match[str], value: torch.Tensor) -> list[Difference]:
     name = type(value).__qualname__
     if expected["type"] != name:
         found.append(Difference("type", expected["type"], name))
-    keys = set(expected["keys"].replace(" ", "").split(","))
+    keys = _names(expected["keys"])
     device = _device(keys, expected["device"])
     index = "None" if value.device.index is None else str(value.device.index)
     if device != value.device.type and device is not None:
@@ -73,6 +73,9 @@ def _traits(keys: set[str], value: torch.Tensor) -> list[Difference]:
     found: list[Difference] = []
     if ("ADInplaceOrView" in keys) == value.is_inference():
         found.append(Difference("inference", str(not value.is_inference()), str(value.is_inference())))
+    recorded = _autograd(keys)
+    if recorded != (now := _autograd(_names(dynamo.dispatch_keys(value)))):
+        found.append(Difference("inference_mode", str(not recorded), str(not now)))
     layout = next((name for start, name in _LAYOUTS if any(key.startswith(start) for key in keys)), "torch.strided")
     if not str(value.layout).startswith(layout) or (layout == "torch.sparse" and value.layout is torch.sparse_coo):
         found.append(Difference("layout", layout, str(value.layout)))
@@ -80,6 +83,15 @@ def _traits(keys: set[str], value: torch.Tensor) -> list[Difference]:
         if (key in keys) != now:
             found.append(Difference(name, str(key in keys), str(now)))
     return found
+
+
+def _autograd(keys: set[str]) -> bool:
+    """Whether autograd would see an operation: inference mode takes it out of every tensor's keys."""
+    return any(key.startswith("Autograd") for key in keys)
+
+
+def _names(keys: str) -> set[str]:
+    return set(keys.replace(" ", "").removeprefix("DispatchKeySet(").removesuffix(")").split(","))
 
 
 def _device(keys: set[str], index: str) -> str | None:

@@ -21,7 +21,7 @@ def describe(value: Any, depth: int = 2) -> str:
     elif kind in _PLAIN or kind in (torch.dtype, torch.device, torch.layout, torch.memory_format):
         text = repr(value)
     elif isinstance(value, enum.Enum):
-        text = f"{kind.__qualname__}.{value._name_}"
+        text = f"{kind.__name__}.{value._name_}"
     elif isinstance(value, torch.Tensor):
         text = f"{kind.__name__}({', '.join(map(str, value.shape))}; {str(value.dtype).removeprefix('torch.')})"
     elif isinstance(value, types.ModuleType):

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from optpass.backend.audit import calls, capture, halves
 from optpass.backend.audit.events import FrameEvent, GraphEvent, RawBreak
 from optpass.backend.audit.fallback import TraceReader
+from optpass.backend.audit.locations import code_of
 from optpass.backend.compat import audit as dynamo
 from optpass.backend.compat.hooks import Args, HookPoint, Kwargs, Watcher
 
@@ -49,9 +50,10 @@ class _Frames:
     def before(self, args: Args, kwargs: Kwargs) -> Any:
         local = self.watch.local
         code: types.CodeType = args[1].f_code
-        event = FrameEvent(
-            code, dynamo.resumed_from(code) or code, dynamo.is_resume(code), dynamo.backend_name(args[0])
-        )
+        inside = dynamo.callable_inside(args[1])
+        origin = code_of(inside) if inside is not None else None
+        origin = origin or dynamo.resumed_from(code) or code
+        event = FrameEvent(code, origin, dynamo.is_resume(code), dynamo.backend_name(args[0]))
         local.frames.append(event)
         self.watch.calls.local.started += 1
         if self.watch.resting:
@@ -220,9 +222,6 @@ class Watch:
 
     def after_fork(self) -> None:
         """In a forked child: nobody listens there yet, and locks may be held by threads not here."""
-        points = (*(point for point, _ in self._hooks), dynamo.ENTER_COMPILED)
-        for point in points:
-            point.after_fork()
         self.__init__()  # type: ignore[misc]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -127,6 +127,17 @@ def inside_own_frame(function: Any) -> Any:
     return function.__closure__[code.co_freevars.index("fn")].cell_contents
 
 
+def callable_inside(frame: Any) -> Any:
+    """What the user compiled, where the frame to be compiled is Dynamo's own around it; None for any other frame."""
+    code = resumed_from(frame.f_code) or frame.f_code
+    if code.co_name != "inner" or not code.co_filename.endswith("_dynamo/external_utils.py"):
+        return None
+    names, cells = frame.f_code.co_freevars, frame.closure or ()
+    if "fn" in names and names.index("fn") < len(cells):
+        return cells[names.index("fn")].cell_contents
+    return frame.f_locals.get("fn")
+
+
 def is_break(error: BaseException | None) -> bool:
     """Whether an error is Dynamo's word that it cannot go on, rather than a fault of the program or a restart."""
     from torch._dynamo import exc
@@ -178,6 +189,13 @@ def above_dynamo() -> Iterator[types.FrameType]:
         elif not below and not name.endswith(("convert_frame.py", "eval_frame.py")):
             yield frame
         frame = frame.f_back
+
+
+def traced_stack() -> Sequence[Any]:
+    """The stack that this thread traces, the outermost first; empty outside of a trace."""
+    context = getattr(torch._guards, "TracingContext", None)
+    read = getattr(context, "extract_stack", None)
+    return tuple(read()) if callable(read) else ()
 
 
 def source_name(node: Any) -> str:

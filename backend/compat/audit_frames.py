@@ -136,6 +136,11 @@ class FramePoint(HookPoint):
                 return None
             return self.add(_NOBODY)
 
+    def after_fork(self) -> None:
+        """As for every hook point; the listener is not there either."""
+        super().after_fork()
+        self.listener = None
+
     def _wrap(self, original: Any) -> Any:
         def optpass_hook(wrapper: Any, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
             listener = self.listener if self._patch is optpass_hook else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+import os
 import sys
 import threading
 import types
@@ -65,6 +66,10 @@ class HookPoint:
     _original: Callable[..., Any] | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
+    def __post_init__(self) -> None:
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.after_fork)
+
     @property
     def name(self) -> str:
         """`module.Class.method`."""
@@ -108,6 +113,7 @@ class HookPoint:
         with self._lock:
             problem = self.problem()
             if problem is None:
+                _leave_alone(getattr(quick, "__func__", quick).__code__, inside=True)  # type: ignore[attr-defined]
                 self._quick = (*self._quick, quick)
                 self._install()
             return problem
@@ -152,6 +158,7 @@ class HookPoint:
             self._patch = self._original = None
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        _leave_alone(HookPoint._guarded.__code__, inside=True)
         if self.before_only:
             return self._wrap_before(original)
         adjust = self.adjust
@@ -172,6 +179,7 @@ class HookPoint:
 
         # Dynamo looks for the frame that called into its own files: the patch counts as one of these.
         optpass_hook.__code__ = optpass_hook.__code__.replace(co_filename=self.file_name)
+        _leave_alone(optpass_hook.__code__)
         optpass_hook.__wrapped__ = original  # type: ignore[attr-defined]
         return optpass_hook
 
@@ -190,6 +198,7 @@ class HookPoint:
                     self._guarded(watcher.before, (argument,), {})
             return original(argument)
 
+        _leave_alone(optpass_hook.__code__)
         optpass_hook.__wrapped__ = original  # type: ignore[attr-defined]
         return optpass_hook
 
@@ -204,6 +213,14 @@ class HookPoint:
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         self.failures[text] = self.failures.get(text, 0) + 1
         log.debug("a watcher of %s failed", self.name, exc_info=error)
+
+
+def _leave_alone(code: types.CodeType, *, inside: bool = False) -> None:
+    """Keep Dynamo from compiling this code, which may run while it is on; also what it calls, where `inside`."""
+    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+
+    calls = _FrameAction.SKIP if inside else _FrameAction.DEFAULT
+    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, calls))
 
 
 def _in_order(wanted: list[str], names: list[str]) -> bool:

@@ -38,7 +38,8 @@ def key_of(
     nodes = []
     for node in gm.graph.nodes:
         arguments = fx.node.map_arg((node.args, node.kwargs), lambda n: _Name(n.name))
-        nodes.append((node.op, node.name, str(node.target), repr(arguments), _described(node.meta.get("val"))))
+        value = None if node.op == "placeholder" else node.meta.get("val")  # the inputs are compared as they come
+        nodes.append((node.op, node.name, str(node.target), repr(arguments), _described(value)))
     output = gm.graph.find_nodes(op="output")[0]
     visible = tuple(output.meta.get("user_visible_output_idxs") or ())
     inputs = tuple(_described(value) for value in example_inputs)

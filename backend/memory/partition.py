@@ -106,6 +106,7 @@ class BudgetPartitioner:
     ) -> None:
         self.budget, self.device, self.executor, self.patches = budget, device, executor, config_patches
         self.outcome = Outcome(notes=list(budget.notes))
+        self._lowered: dict[bool, Any] = {}
 
     def __call__(self, joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Modules:
         """As AOTAutograd calls a partitioner.
@@ -124,6 +125,10 @@ class BudgetPartitioner:
         chosen = self._choose(joint, default, search, room, kwargs)
         self._file(search, chosen)
         return default if chosen is None else chosen.modules
+
+    def lowered(self, is_backward: bool) -> Any:
+        """What was lowered to replay the plan that was chosen, for Inductor to go on from; once, since it is large."""
+        return self._lowered.pop(is_backward, None)
 
     # ---- the search, corrected ----------------------------------------------------------------------------------
 
@@ -195,7 +200,7 @@ class BudgetPartitioner:
         mutated = parts.mutated_inputs(modules[0])
         return replay_step(
             *modules, n_outputs=n_outputs, executor=self.executor, tail=tail, mutated_inputs=mutated,
-            config_patches=self.patches,
+            config_patches=self.patches, keep_lowered=True,
         )  # fmt: skip
 
     # ---- the problem --------------------------------------------------------------------------------------------
@@ -217,13 +222,18 @@ class BudgetPartitioner:
         return problem
 
     def _tail(self, joint: fx.GraphModule, n_outputs: int) -> Tail:
-        """What a loss outside of the graph needs, as cross entropy does: the logarithms of the probabilities from its
-        forward, and two gradients of that size in its backward. A scalar output is a loss already."""
+        """What happens between the graphs.
+
+        A scalar output is a loss: the gradients of other outputs beside it are zeros that autograd makes. Without one
+        the loss is outside of the graph, and is taken to need what cross entropy does: the logarithms of the
+        probabilities from its forward, and two gradients of that size in its backward.
+        """
         tangents = [n.meta.get("val") for n in joint.graph.find_nodes(op="placeholder") if "tangents" in str(n.target)]
-        size = sum(
-            int(hint(t.numel())) * t.element_size() for t in tangents if isinstance(t, torch.Tensor) and t.dim() > 0
-        )
-        return Tail(True, size, size, 2 * size) if size else NO_TAIL
+        values = [t for t in tangents if isinstance(t, torch.Tensor)]
+        size = sum(int(hint(t.numel())) * t.element_size() for t in values if t.dim() > 0)
+        if not size:
+            return NO_TAIL
+        return Tail(True, 0, 0, size) if any(t.dim() == 0 for t in values) else Tail(True, size, size, 2 * size)
 
     @staticmethod
     def _on_cpu(joint: fx.GraphModule) -> bool:
@@ -239,7 +249,8 @@ class BudgetPartitioner:
         replay = self.outcome.replayed if chosen is None else chosen.replay
         assert replay is not None  # the default plan was replayed to find that it fits
         timeline = search.schedule.run(search.start) if chosen is None else chosen.timeline
-        self.outcome.replayed = replay
+        self._lowered = {bool(i): lowered.work for i, lowered in enumerate(replay.lowered)}
+        self.outcome.replayed = replay = replace(replay, lowered=())
         self.outcome.plan = plan = self._described(search, timeline, replay)
         log.info(
             "memory budget %d: planned peak %d, %d replays",

@@ -9,7 +9,7 @@ an output or an input is counted as what it is. Which plan to replay is the part
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -53,7 +53,7 @@ class StepReplay:
         gradient_bytes: bytes when the backward has returned: the gradients, and outputs that are held.
         peak_label: what ran at the peak.
         timeline: bytes after each operation of the step.
-        lowered: what Inductor generated for forward and backward; `compat.memory.reusing` compiles it. Large: drop it
+        lowered: where asked for, what Inductor generated for both; `compat.memory.reusing` compiles it. Large: drop it
             when both are compiled.
     """
 
@@ -117,6 +117,7 @@ def replay_step(
     tail: Tail = NO_TAIL,
     mutated_inputs: int = 0,
     config_patches: dict[str, Any] | None = None,
+    keep_lowered: bool = False,
 ) -> StepReplay:
     """The peak of one training step: `forward`, what the caller does with its outputs, `backward`.
 
@@ -127,13 +128,15 @@ def replay_step(
         tail: what the caller does between the phases; nothing where the loss is in the graph.
         mutated_inputs: how many of these outputs, at the front, are new values of inputs.
         config_patches: Inductor settings of the compile.
+        keep_lowered: give back what was lowered, to compile it without lowering it again.
 
     Raises what Inductor raises.
     """
     mode = compat.FakeTensorMode(allow_non_fake_inputs=True)
     storages = Storages()
     step = _Step(forward, backward, n_outputs, executor, mutated_inputs, config_patches, mode, storages)
-    return step.run(tail)
+    result = step.run(tail)
+    return replace(result, lowered=tuple(step.lowered)) if keep_lowered else result
 
 
 @dataclass
@@ -184,7 +187,6 @@ class _Step:
             peak_label=max(storages.timeline, key=lambda moment: moment.live_bytes).label,
             saved_bytes=sizes,
             timeline=tuple(storages.timeline),
-            lowered=tuple(self.lowered),
         )
 
     def _forward(self) -> GraphRun | Wrapper:

@@ -10,6 +10,7 @@ from optpass.cli.flags import Json
 from optpass.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from optpass.bench.result import Result
@@ -32,14 +33,17 @@ def bench(
         float | None, typer.Option("--budget", min=0.0, metavar="SECONDS", help="Begin no new round after this time.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A short look, without a verdict on the claim.")] = False,
+    inner: Annotated[
+        str, typer.Option("--inner", help="Inner compiler, where a benchmark measures several: inductor or aot_eager.")
+    ] = "inductor",
     seed: Annotated[int, typer.Option("--seed", help="Of order, weights and bootstrap.")] = 0,
     json: Json = None,
 ) -> None:
     """Measure a performance claim on this machine.
 
-    The result goes to PATH of --json; without it, a full run (no --quick, --models or --size) in a source checkout
-    goes to bench/results/DEVICE-NAME.json. Exit code 0: the claim holds, or the measurement cannot tell; 1: it does not
-    hold; 2: bad input, or the benchmark could not run.
+    The result goes to PATH of --json; without it, a full run (no --quick, --models, --size or --inner) in a source
+    checkout goes to bench/results/DEVICE-NAME.json. Exit code 0: the claim holds, or the measurement cannot tell; 1: it
+    does not hold; 2: bad input, or the benchmark could not run.
     """
     from optpass.bench.registry import BenchConfig, load, names
 
@@ -48,9 +52,12 @@ def bench(
             typer.echo(f"{known}: {load(known).claim}")
         return
     chosen = load(name)
+    if inner not in ("inductor", "aot_eager"):
+        raise ConfigError(f"--inner {inner!r}: valid: inductor, aot_eager")
     config = BenchConfig(
-        models=_models(models), size=size, rounds=rounds, budget_s=budget, quick=quick, device=device, seed=seed
-    )
+        models=_models(models, chosen.models), size=size, rounds=rounds, budget_s=budget, quick=quick, device=device,
+        seed=seed, inner=inner,
+    )  # fmt: skip
     from optpass.reporting.writable import check_target
 
     check_target("--json", json)
@@ -63,19 +70,18 @@ def bench(
         raise typer.Exit(_FAILED)
 
 
-def _models(text: str | None) -> tuple[str, ...]:
-    """`"gpt, mlp"` as names that exist, each once."""
+def _models(text: str | None, names: Callable[[], Sequence[str]]) -> tuple[str, ...]:
+    """`"gpt, mlp"` as names that the benchmark knows, each once."""
     if text is None:
         return ()
     from optpass.errors import did_you_mean
-    from optpass.models import names
 
-    chosen = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    chosen, known = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip())), names()
     if not chosen:
-        raise ConfigError(f"--models {text!r} names no model; valid: {', '.join(names())}")
+        raise ConfigError(f"--models {text!r} names no model; valid: {', '.join(known)}")
     for model in chosen:
-        if model not in names():
-            raise ConfigError(f"--models: unknown model {model!r}; {did_you_mean(model, names())}")
+        if model not in known:
+            raise ConfigError(f"--models: unknown model {model!r}; {did_you_mean(model, known)}")
     return chosen
 
 

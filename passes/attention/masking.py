@@ -17,13 +17,11 @@ from optpass.passes.attention.frame import Frame, size_of
 from optpass.passes.attention.ir import Value, same
 from optpass.passes.attention.masks import MaskFacts, Prover
 from optpass.passes.attention.problem import MaskKind
-from optpass.passes.attention.scores import MINUS_INFINITY
+from optpass.passes.attention.scores import MINUS_INFINITY, NO_KEY
 from optpass.passes.attention.site import Bias, Blocked, Fill, Operand, Site
 
 #: Below it a float32 number does not change when a score or a bias is added.
 _ABSORBS = -1e37
-#: The largest mask value of a row without a key: scores that are added to it, in the dtype of the sum, are lost.
-NO_KEY = {torch.float16: -3e4, torch.bfloat16: -4e3, torch.float32: -1e8, torch.float64: -1e17}
 #: What is added up to this changes the logarithm of a row's sum by less than it is rounded to.
 _SMALL = 1e4
 _ALLOWED = " (options={'attention': {'masked_rows': 'any'}} allows that)"
@@ -82,6 +80,10 @@ class _Term:
     def uneven(self, hidden: float) -> bool:
         """Known to leave different weights in a row whose scores are lost: there are several such numbers."""
         return sum(v <= hidden for v in self.extremes) > 1 or any(v >= -hidden for v in self.extremes)
+
+    def drowns(self, hidden: float) -> bool:
+        """Known to add a number beside which scores are lost."""
+        return any(abs(v) >= -hidden for v in self.extremes)
 
     def bounded(self, hidden: float) -> bool:
         """Proved not to drown the scores that it is added to."""
@@ -168,7 +170,9 @@ def _empty_rows(
     site: Site, fills: list[tuple[Fill, MaskFacts]], terms: list[_Term], training: bool, limit: float
 ) -> str:
     """See `MaskPlan.empty_rows`."""
-    if training and any(t.uneven(no_key(site)) for t in terms):
+    # Two such numbers leave the keys that carry but one of them, or the lesser: not all keys of the row alike.
+    several = sum(t.drowns(no_key(site)) for t in terms) > 1
+    if training and (several or any(t.uneven(no_key(site)) for t in terms)):
         raise Blocked(f"rows without a single key would pass other gradients{_ALLOWED}", site.output)
     if not fills:
         return "added"

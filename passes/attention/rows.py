@@ -12,8 +12,9 @@ import torch
 from torch import fx
 
 from optpass.passes.attention.emit import Writer, tensor_of
-from optpass.passes.attention.masking import NO_KEY, no_key
+from optpass.passes.attention.masking import no_key
 from optpass.passes.attention.plan import Plan
+from optpass.passes.attention.scores import NO_KEY
 from optpass.passes.attention.site import Blocked
 
 #: Beside a larger number than this the logarithm of a row's sum is lost in float32.

@@ -19,6 +19,8 @@ PRODUCTS = frozenset({"bmm", "mm", "baddbmm", "addmm"})
 #: Fills at or below this number stand for minus infinity, and so does the lowest number of the scores' dtype. A score
 #: can be as low as -1e4, and then it would be kept by a kernel and not by the user's program.
 MINUS_INFINITY = -9e8
+#: The largest mask value of a row without a key: scores that are added to it, in the dtype of the sum, are lost.
+NO_KEY = {torch.float16: -3e4, torch.bfloat16: -4e3, torch.float32: -1e8, torch.float64: -1e17}
 Constant = Callable[[Value], bool | int | float | None]
 FLOATS = {torch.float16: 0, torch.bfloat16: 0, torch.float32: 1, torch.float64: 2}
 
@@ -215,33 +217,44 @@ class Reader:
         return scores
 
     def _add(self, value: Value, dims: Dims) -> Scores:
+        """`a · left + b · right`, where one side leads to the product and the other is a number or a tensor."""
         alpha = arg(value, "alpha")
         alpha = 1.0 if alpha is None else alpha
         if not isinstance(alpha, (int, float)):
             raise Blocked("an addition with a symbolic alpha", value)
+        a, b = {"add": (1.0, alpha), "sub": (1.0, -alpha), "rsub": (-alpha, 1.0)}[value.name]
         left, right = value.args[0], value.args[1]
-        if not isinstance(right, Value) or not isinstance(left, Value):
-            number, source = (right, left) if isinstance(left, Value) else (left, right)
-            if isinstance(number, (int, float)) and math.isfinite(number) and value.name == "add":
-                return self._shifted(source, dims)
-            if isinstance(number, (int, float)) and math.isfinite(number) and isinstance(left, Value):
-                return self._shifted(source, dims)
-            raise Blocked("scores are shifted by something that is not a finite number", value)
+        if not isinstance(left, Value):
+            raise Blocked(_unknown(value), value)
+        if not isinstance(right, Value):
+            scores = self.read(left, dims)
+            self._times(scores, a, value)
+            self._shifted(scores, right, b, value)
+            return scores
         if value.name == "sub" and shifts_rows(right, left, dims, self.keys):
             scores = self.read(left, dims)  # softmax does not change when a row is shifted by its own maximum
             scores.shifted = True
             scores.values.extend(row_maximum_values(right, left))
             return scores
         scores, other, swapped = self._either(value, dims)
-        sign = -1.0 if value.name == "sub" else 1.0
-        if swapped and value.name in ("sub", "rsub"):
-            self._scaled_by(scores, -1.0, value)
-            sign = 1.0
-        elif swapped:
-            self._scaled_by(scores, float(alpha), value) if alpha != 1.0 else None
-            alpha = 1.0
-        self._biased_by(scores, other, sign * float(alpha), value.dtype)
+        own, others = (b, a) if swapped else (a, b)
+        self._times(scores, own, value)
+        self._biased_by(scores, other, others, value.dtype)
         return scores
+
+    def _times(self, scores: Scores, number: float, value: Value) -> None:
+        if not number or not math.isfinite(number):
+            raise Blocked(f"scores are multiplied by {number:g}", value)
+        if number != 1.0:
+            self._scaled_by(scores, float(number), value)
+
+    def _shifted(self, scores: Scores, number: Any, times: float, value: Value) -> None:
+        """A number that is added to every score of a row changes nothing, unless scores are lost beside it."""
+        if not isinstance(number, (int, float)) or not math.isfinite(number * times):
+            raise Blocked("scores are shifted by something that is not a finite number", value)
+        if abs(number * times) >= -NO_KEY.get(value.dtype, NO_KEY[torch.float32]):
+            raise Blocked(f"scores are shifted by {number * times:g}, beside which they are lost", value)
+        scores.shifted = True
 
     def _addcmul(self, value: Value, dims: Dims) -> Scores:
         """`x + number · a · b`, where one of a and b leads to the product and the other is one number."""
@@ -260,12 +273,6 @@ class Reader:
         scores.added_in.append(dtype)
         scores.biases.append(Bias(operand, coefficient))
         scores.fills = [Fill(f.mask, f.keep_when, f.fill, f.late + 1) for f in scores.fills]
-
-    def _shifted(self, source: Value, dims: Dims) -> Scores:
-        """A finite number added to every score of a row changes nothing, unless a softcap follows."""
-        scores = self.read(source, dims)
-        scores.shifted = True
-        return scores
 
     def _masked_fill(self, value: Value, dims: Dims) -> Scores:
         source, mask, fill = value.args[0], value.args[1], value.args[2]

@@ -15,6 +15,7 @@ from optpass.passes.memory.classes import classes_of
 from optpass.passes.memory.move import Candidate, Move
 from optpass.passes.memory.moves import Finder
 from optpass.passes.memory.problem import Problem
+from optpass.passes.memory.refill import Plan, Refill, fastest
 from optpass.passes.memory.schedule import Schedule, State, Timeline
 
 #: Storages of less than this part of the peak are not worth a decision of their own.
@@ -61,6 +62,7 @@ class Search:
         start = State(kept=set(problem.baseline) | (pinned & made))
         self.start = start
         self.way = self._find(start)
+        self._upwards: list[Plan] | None = None
 
     @property
     def floor(self) -> int:
@@ -80,6 +82,25 @@ class Search:
         return state
 
     def at_most(self, peak: int) -> tuple[State, Timeline] | None:
+        """The fastest plan found whose peak is at most `peak`; None below the floor."""
+        found = self._first_on_the_way(peak)
+        other = fastest(self._refilled(), peak)
+        if found is None or other is None:
+            return found
+        if (other.seconds, other.peak) < (found[1].recomputed_s, found[1].peak):
+            return other.state.copy(), self.schedule.run(other.state)
+        return found
+
+    def _refilled(self) -> list[Plan]:
+        """Plans upwards from the way, found once: from its end, from its start, and from points between."""
+        if self._upwards is None:
+            n = len(self.way.points)
+            order = dict.fromkeys([n - 1, 0, *(n * i // 8 for i in (4, 2, 6, 1, 3, 5, 7)), *range(n)])
+            states = (self.state_at(self.way.points[i].moves) for i in order)
+            self._upwards = Refill(self.schedule, self.classes, self._pinned).from_states(states)
+        return self._upwards
+
+    def _first_on_the_way(self, peak: int) -> tuple[State, Timeline] | None:
         """The first state on the way whose peak is at most `peak`, with what room is left put to use; None below the
         floor."""
         previous = 0
@@ -165,7 +186,8 @@ class Search:
 
 
 def _variants(batch: list[Candidate]) -> list[list[Move]]:
-    """What to try of a batch, in order: all of it, every second member, one; holding what is computed on the way, or not."""
+    """What to try of a batch, in order: all of it, every second member, one; and the same without holding what is
+    computed on the way."""
     parts = [batch]
     if len(batch) > 2:
         parts.append(batch[1::2])

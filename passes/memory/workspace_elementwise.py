@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from optpass.passes.memory.workspace_call import Call, common_dtype, copied, nbytes
+from optpass.passes.memory.workspace_call import Call, common_dtype, copied, nbytes, number, sizes, strides
 
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor"))
 #: Element-wise by their tag, but not computed in a common dtype.
@@ -125,6 +125,15 @@ def _whole(call: Call) -> int:
     )
 
 
+def retained_copy(call: Call) -> int:
+    """The functional forms of writing to a view copy the whole storage behind what they are given
+    (`clone_preserve_strides`, aten/src/ATen/native/TensorFactories.cpp), of which the result is a view."""
+    given, result = next(call.tensors())[1], call.result()
+    if result is None or any(stride == 0 and size > 1 for size, stride in zip(sizes(given), strides(given), strict=True)):
+        return 0
+    return max(0, number(given.untyped_storage().nbytes()) - number(result.untyped_storage().nbytes()))
+
+
 def retained_loss(call: Call) -> int:
     """A loss that is reduced into the tensor that held its elements keeps their storage.
 
@@ -159,6 +168,7 @@ RULES: Mapping[str, Callable[[Call], int]] = {
 }
 
 #: Operators whose result holds more bytes than its own elements.
-RETAINED: Mapping[str, Callable[[Call], int]] = dict.fromkeys(
-    ("mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss"), retained_loss
-)
+RETAINED: Mapping[str, Callable[[Call], int]] = {
+    **dict.fromkeys(("mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss"), retained_loss),
+    **dict.fromkeys(("copy", "slice_scatter", "select_scatter", "diagonal_scatter"), retained_copy),
+}

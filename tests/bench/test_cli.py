@@ -56,6 +56,7 @@ def test_every_registered_benchmark_has_a_claim_in_one_line(capsys: pytest.Captu
     [
         (["compile_tme"], "unknown benchmark 'compile_tme'; did you mean 'compile_time'"),
         (["compile_time", "--models", "gptt"], "--models: unknown model 'gptt'; did you mean 'gpt'?"),
+        (["attention_coverage", "--models", "bertt"], "--models: unknown model 'bertt'; did you mean 'bert'"),
         (["compile_time", "--models", ","], "--models ',' names no model"),
         (["compile_time", "--size", "tinny"], "did you mean 'tiny'?"),
         (["compile_time", "--device", "tpu"], "device 'tpu'; valid: cpu, cuda"),

@@ -32,7 +32,7 @@ for position, (path, line, text, environment) in enumerate(json.load(sys.stdin))
 """
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/attention.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/attention.md", "docs/memory.md"])
 def test_blocks_run(name: str, blocks: Callable[..., list[Any]], tmp_path: Path) -> None:
     import json
 
@@ -52,10 +52,12 @@ def test_blocks_run(name: str, blocks: Callable[..., list[Any]], tmp_path: Path)
     if name == "README.md":
         assert "M, N, K" in done.stdout  # the analysis found what the text says it finds
         assert (tmp_path / "report.html").is_file()
+    elif name == "docs/memory.md":
+        assert "without a budget" in done.stdout and "ahead.py" not in done.stdout
     else:
         assert "-> SDPA" in done.stdout
 
 
 def test_no_document_has_blocks_that_nothing_runs(documents: list[Path], blocks: Callable[..., list[Any]]) -> None:
     with_blocks = {path.name for path in documents if blocks(path, "python")}
-    assert with_blocks == {"README.md", "CONTRIBUTING.md", "attention.md"}
+    assert with_blocks == {"README.md", "CONTRIBUTING.md", "attention.md", "memory.md"}

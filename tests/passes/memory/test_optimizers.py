@@ -65,8 +65,8 @@ def test_every_optimizer_of_torch_is_rehearsed_exactly(name: str, settings: dict
     state, step = rehearse(getattr(torch.optim, name), [{**settings, "lr": 1e-3, "params": sizes}], gpu=False)
     kept, peak = real(name, settings, shapes)
     assert abs(state - kept) <= 64 * len(shapes)  # scalars, such as a step count
-    # A product of matrices may pack its operands inside the kernel, which no operator allocates.
-    slack = 0.1 * peak if name == "Muon" else 256
+    # A product of bfloat16 matrices may pack an operand inside the kernel, which no operator allocates.
+    slack = 2 * sizes[0].numel if name == "Muon" else 256
     assert abs(step - peak) <= slack
 
 

@@ -1,0 +1,113 @@
+"""What a memory budget costs while compiling: processor seconds of one cold compile, and of the planning alone.
+
+Both run in a fresh process each (`isolate`). Verdicts are `memory_judge`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from optpass.bench.clocks import cpu_seconds
+
+INDUCTOR, BUDGETED, AGAIN = "inductor", "optpass with a budget", "inductor again"
+#: Part of the way from the floor to the unconstrained peak at which planning is measured.
+_HALF = 0.5
+
+
+def sample(
+    model: str, size: str, overrides: Mapping[str, Any], inner: str, budget: int | None, seed: int
+) -> dict[str, float]:
+    """One cold compile and first step: processor seconds, the C++ compiler's included.
+
+    Args:
+        budget: bytes, everything counted; None for plain Inductor (or aot_eager), without optpass.
+    """
+    import torch
+
+    from optpass import models
+
+    torch.manual_seed(seed)
+    options: dict[str, Any] | None = None if budget is None else {"inner": inner, "optimizer": "none"}
+    backend = "optpass" if budget is not None else inner if inner == "inductor" else "aot_eager_decomp_partition"
+    _first_use(backend, options)
+    if options is not None:
+        options["memory_budget"] = budget
+    module, inputs = models.build(model, size, **dict(overrides))
+    module.train()
+    compiled = torch.compile(module, backend=backend, options=options)
+    own, children = cpu_seconds()
+    torch.autograd.backward(models.loss(compiled(*inputs)))
+    own_after, children_after = cpu_seconds()
+    return {"seconds": own_after - own + children_after - children}
+
+
+def _first_use(backend: str, options: dict[str, Any] | None) -> None:
+    """Compile something tiny, so that what is paid once in a process has been paid."""
+    import torch
+
+    def tiny(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x @ x, -1).sin() + 1
+
+    x = torch.randn(3, 3, requires_grad=True)
+    torch.autograd.backward(torch.compile(tiny, backend=backend, options=options)(x).sum())
+
+
+def planning(layers: int, seed: int) -> dict[str, float]:
+    """Planning for a stack of so many layers: nodes of its joint graph, and processor seconds of the partitioner.
+
+    The graphs are run as they stand, so that Inductor's own work, which `sample` counts, is no part of the figure.
+    """
+    import torch
+
+    import optpass
+    from optpass import models
+
+    torch.manual_seed(seed)
+    module, inputs = models.build("gpt", "tiny", layers=layers, targets=True, dropout=0.0)
+    module.train()
+    found: dict[str, float] = {}
+    options: dict[str, Any] = {"inner": "aot_eager", "optimizer": "none", "memory_budget": 1 << 50}
+
+    def once() -> None:
+        torch.compiler.reset()
+        optpass.reset_report()
+        compiled = torch.compile(module, backend="optpass", options=options, fullgraph=True)
+        torch.autograd.backward(models.loss(compiled(*inputs)))
+        module.zero_grad(set_to_none=True)
+
+    once()
+    report = optpass.report()
+    cost = next(s.cost for s in report.sites() + report.declined() if s.kind == "memory budget")
+    low, high = cost["floor_bytes"], cost["unconstrained_bytes"]
+    options["memory_budget"] = int(low + _HALF * (high - low))
+    with _Timed(found):
+        once()
+    return found
+
+
+class _Timed:
+    """Inside, what the partitioner takes is written down."""
+
+    def __init__(self, found: dict[str, float]) -> None:
+        self.found = found
+
+    def __enter__(self) -> None:
+        from optpass.backend.memory.partition import BudgetPartitioner
+
+        self.kept: Callable[..., Any] = BudgetPartitioner.__call__
+
+        def timed(partitioner: Any, joint: Any, *args: Any, **kwargs: Any) -> Any:
+            start = sum(cpu_seconds())
+            self.found["nodes"] = float(len(joint.graph.nodes))
+            try:
+                return self.kept(partitioner, joint, *args, **kwargs)
+            finally:
+                self.found["seconds"] = sum(cpu_seconds()) - start
+
+        setattr(BudgetPartitioner, "__call__", timed)  # noqa: B010  # a plain assignment to a method is no type's business
+
+    def __exit__(self, *_: object) -> None:
+        from optpass.backend.memory.partition import BudgetPartitioner
+
+        setattr(BudgetPartitioner, "__call__", self.kept)  # noqa: B010  # as above

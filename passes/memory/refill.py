@@ -1,0 +1,149 @@
+"""The way back up: from states that are small, what is best kept again, until nothing is computed twice for no reason.
+
+The way down lets go of what frees most where the peak is; it never asks what could have been kept all along. Here each
+step keeps the tensors, or holds them on, that save most time for each byte that the peak rises; what does not raise it
+comes first. The states found do not depend on a budget: of all whose peak fits, the fastest is taken.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from optpass.passes.memory.schedule import Schedule, State, Timeline
+
+#: Operations that all timelines tried may have together: what bounds the time that this takes.
+EFFORT = 150_000
+#: Of graphs of at most so many operations, exchanges are tried too, whose number grows with the square.
+SMALL, EFFORT_SMALL = 200, 600_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A state with its peak above the statics and its seconds of recomputation."""
+
+    peak: int
+    seconds: float
+    state: State
+
+
+class Refill:
+    """Finds plans from given states upwards.
+
+    Args:
+        schedule: the step.
+        classes: of storages; those of one class are kept together, or half of them, or one.
+        pinned: storages that must stay kept.
+    """
+
+    def __init__(self, schedule: Schedule, classes: Sequence[int], pinned: Collection[int] = ()) -> None:
+        self.schedule, self.classes, self.pinned = schedule, classes, frozenset(pinned)
+        self.plans: list[Plan] = []
+        self._small = len(schedule.operations) <= SMALL
+        self._left = EFFORT_SMALL if self._small else EFFORT
+        self._seen: set[tuple[int, float]] = set()
+
+    def from_states(self, states: Iterable[State]) -> list[Plan]:
+        """Plans above each of `states`, as far as the effort allows."""
+        for state in states:
+            if self._left > 0:
+                self._up(state)
+        return self.plans
+
+    def _run(self, state: State) -> Timeline:
+        timeline = self.schedule.run(state)
+        self._left -= len(timeline.steps)
+        return timeline
+
+    def _up(self, state: State) -> None:
+        timeline = self._run(state)
+        while self._note(state, timeline) and self._left > 0:
+            best = self._best(state, timeline)
+            if best is None:
+                return
+            state, timeline = best
+
+    def _best(self, state: State, timeline: Timeline) -> tuple[State, Timeline] | None:
+        """What saves most for each byte that the peak rises; an exchange only where it does not rise."""
+        best: tuple[float, State, Timeline] | None = None
+        for trial, exchange in self._trials(state, timeline):
+            if self._left <= 0:
+                break
+            after = self._run(trial)
+            saved = timeline.recomputed_s - after.recomputed_s
+            if saved <= 0 or (exchange and after.peak > timeline.peak):
+                continue
+            score = saved / max(after.peak - timeline.peak, 1)
+            if best is None or score > best[0]:
+                best = score, trial, after
+        return None if best is None else best[1:]
+
+    def _note(self, state: State, timeline: Timeline) -> bool:
+        """Whether this is a plan that was not found before."""
+        key = timeline.peak, timeline.recomputed_s
+        if key in self._seen:
+            return False
+        self._seen.add(key)
+        self.plans.append(Plan(timeline.peak, timeline.recomputed_s, state))
+        return True
+
+    def _trials(self, state: State, timeline: Timeline) -> Iterator[tuple[State, bool]]:
+        """States that compute less again than `state` does, and exchanges of what is kept for what is not."""
+        again: dict[int, list[int]] = defaultdict(list)
+        for s in sorted({s for s, birth in zip(timeline.storage, timeline.birth, strict=True) if birth >= 0}):
+            operation = self.schedule.operations[self.schedule._producer[s]]
+            if not operation.backward and s in self.schedule._forward_made and self.schedule.sizes[s]:
+                again[self.classes[s]].append(s)
+        for members in again.values():
+            for part in _parts(members):
+                yield _with(state, part), False
+        for trial in self._held_on(state, timeline):
+            yield trial, False
+        if not self._small:
+            return
+        kept: dict[int, list[int]] = defaultdict(list)
+        for s in timeline.saved:
+            if s not in self.pinned and s not in self.schedule._held:
+                kept[self.classes[s]].append(s)
+        for out in kept.values():
+            for members in again.values():
+                for gone, part in zip(_parts(out), _parts(members), strict=False):
+                    trial = _with(state, part)
+                    trial.kept.difference_update(gone)
+                    yield trial, True
+
+    def _held_on(self, state: State, timeline: Timeline) -> Iterator[State]:
+        """States where what was computed again once is held for its next use."""
+        copies: dict[int, int] = defaultdict(int)
+        for s, birth in zip(timeline.storage, timeline.birth, strict=True):
+            copies[s] += birth >= 0
+        for position in sorted(state.evicted):
+            for s in sorted(state.evicted[position]):
+                if copies.get(s, 0) > 1:
+                    trial = state.copy()
+                    trial.evicted[position].discard(s)
+                    yield trial
+
+
+def _with(state: State, part: Collection[int]) -> State:
+    """`state` with `part` kept, and never let go of."""
+    trial = state.copy()
+    trial.kept.update(part)
+    for gone in trial.evicted.values():
+        gone.difference_update(part)
+    return trial
+
+
+def _parts(members: list[int]) -> Iterator[list[int]]:
+    yield members
+    if len(members) > 2:
+        yield members[::2]
+    if len(members) > 1:
+        yield members[:1]
+        yield members[-1:]
+
+
+def fastest(plans: Iterable[Plan], peak: int) -> Plan | None:
+    """The fastest plan whose peak is at most `peak`; of equals the smallest."""
+    return min((p for p in plans if p.peak <= peak), key=lambda p: (p.seconds, p.peak), default=None)
