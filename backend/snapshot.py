@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from optpass.errors import PassError
 
@@ -258,10 +259,13 @@ def _same_ints(old: Any, new: Any) -> bool:
 
 
 def _same_number(old: Any, new: Any) -> bool:
-    """Equality that asks no question of a symbolic size: expressions are compared, not hints."""
-    if _is_symbol(old) and _is_symbol(new):
-        return bool(old.node.expr == new.node.expr)
-    return not (_is_symbol(old) or _is_symbol(new)) and bool(old == new)
+    """Equality that adds no guard: expressions are compared, not hints, and what guards have fixed since counts."""
+    if not (_is_symbol(old) or _is_symbol(new)):
+        return bool(old == new)
+    if _is_symbol(old) and _is_symbol(new) and old.node.expr == new.node.expr:
+        return True
+    comparable = not any(isinstance(value, torch.SymBool) for value in (old, new))
+    return comparable and statically_known_true(old == new)
 
 
 def _is_symbol(value: Any) -> bool:

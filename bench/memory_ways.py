@@ -128,9 +128,9 @@ class _Bench:
     def eager(self, checkpoint: bool) -> tuple[Callable[..., Any], Any]:
         """Plain eager."""
         if not checkpoint:
-            return _loss, self.module
+            return step_loss, self.module
         module, _ = self._built()
-        return _loss, checkpoint_blocks(module)
+        return step_loss, checkpoint_blocks(module)
 
     def checkpointed(self) -> tuple[Callable[..., Any], Any]:
         """The same checkpointing, compiled."""
@@ -185,7 +185,7 @@ class _Bench:
         import torch
 
         # Dynamo keeps what it compiled by code object: a fresh one for each way.
-        fresh = types.FunctionType(_loss.__code__.replace(), _loss.__globals__, "step")
+        fresh = types.FunctionType(step_loss.__code__.replace(), step_loss.__globals__, "step")
         compiled: Callable[..., Any] = torch.compile(
             fresh, backend=backend, options=options, fullgraph=True, dynamic=False
         )
@@ -207,7 +207,8 @@ class _Bench:
                 self.runs[name].found["samples"].append(tick(self.runs[name].step, 1))
 
 
-def _loss(module: Any, *inputs: Any) -> Any:
+def step_loss(module: Any, *inputs: Any) -> Any:
+    """The forward of a step; what is compiled, so that the loss is in the graph."""
     from optpass import models
 
     return models.loss(module(*inputs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpass.errors import ConfigError, TraceError
@@ -97,7 +98,12 @@ def report(name: str = "", *, measure: bool = False) -> Report:
         from optpass.backend.measured_attention import measure_sites
 
         measure_sites()
-    return build_report(name)
+    built = build_report(name)
+    if built.audit is not None:
+        from optpass.auditing.finish import finish
+
+        finish(built.audit, Path(built.audit.root))
+    return built
 
 
 def reset_report() -> None:

@@ -131,10 +131,10 @@ class BreakCollector:
 
     def _follows(self, key: Key, place: Place, raw: RawBreak, behind: _Resumed | None) -> Key | None:
         """The break that this one follows from, beyond its own frame."""
-        user = self._where.owner(place.file) == "user"
-        if not raw.stack or not user:  # a frame of its own that would have been inlined, had its caller not broken
+        # A frame of its own that would have been inlined, had its caller not broken.
+        if not raw.stack or self._where.owner(raw.stack[0].file) != "user":
             return self._above(raw, frames=not raw.stack)
-        if (same := self._same_expression(place)) is not None:
+        if self._where.owner(place.file) == "user" and (same := self._same_expression(place)) is not None:
             return same
         if behind is None or behind.key == key:
             return None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
+import re
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,12 +37,14 @@ class Why:
     Attributes:
         guards: all failing guards of the closest cache entry.
         dynamic: what `torch.compile(dynamic=...)` was given.
+        frame: name of the frame: the function's own, or that of what goes on behind a break.
     """
 
     function: Function
     finding: Finding
     guards: tuple[str, ...]
     dynamic: bool | None
+    frame: str = ""
 
 
 def is_limit(error: BaseException) -> bool:
@@ -114,10 +118,23 @@ def explain(call: dynamo.CompileCall, made_for: Mapping[Any, dict[str, str]], mo
         findings.insert(0, (_backend(entry, call), Failure("BACKEND", "the backend is the same", "")))
     if not findings:
         findings = [(_unknown(entry, call), Failure("", "", ""))]
-    finding, _ = min(enumerate(findings), key=lambda item: (*_rank(*item[1]), item[0]))[1]
+    finding, failure = min(enumerate(findings), key=lambda item: (*_rank(*item[1]), item[0]))[1]
+    finding = replace(finding, behind=_behind(call, failure.source))
     guards = tuple(_guard_text(f, failure, judge) for f, failure in findings[:_GUARDS])
     scope.forget()
-    return Why(function, finding, guards, dynamic if isinstance(dynamic, bool) else None)
+    return Why(function, finding, guards, dynamic if isinstance(dynamic, bool) else None, call.code.co_name)
+
+
+def _behind(call: dynamo.CompileCall, source: str) -> int | None:
+    """Line of the break that a value was computed in front of; None for arguments and what comes from outside."""
+    line, path = dynamo.resumes_behind(call.code), prefixes(source)
+    root = re.fullmatch(r"L\['(\w+)'\]", path[0]) if path else None
+    if line is None or root is None:
+        return None
+    origin = dynamo.user_code(call.code)
+    stars = bool(origin.co_flags & inspect.CO_VARARGS) + bool(origin.co_flags & inspect.CO_VARKEYWORDS)
+    given = origin.co_varnames[: origin.co_argcount + origin.co_kwonlyargcount + stars]
+    return None if root[1] in (*given, *origin.co_freevars) else line
 
 
 def _change(failure: Failure) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ class Finding:
         dynamic: the guard is a condition on a symbol, so `before` may be that condition.
         replaced: an object, or one of another type, is in its place.
         choice: one of a closed set, as a member of an enum.
+        behind: line of the graph break that it was computed in front of, where the break's continuation depends on it.
     """
 
     cause: Cause
@@ -35,6 +36,7 @@ class Finding:
     dynamic: bool = False
     replaced: bool = False
     choice: bool = False
+    behind: int | None = None
 
 
 class _Gone:

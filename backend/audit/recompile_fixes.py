@@ -34,7 +34,22 @@ class Case:
 def advice(finding: Finding, values: Sequence[str], count: int, dynamic: bool | None) -> str:
     """What to do, in one to three sentences; never empty."""
     case = Case(finding, values, count, dynamic)
+    if finding.behind is not None:
+        return _behind(case)
     return _TEXTS.get(finding.cause, _other)(case)
+
+
+def _behind(case: Case) -> str:
+    found = case.finding
+    text = (
+        f"{found.place or found.source} is computed in front of the graph break in line {found.behind}, so that what "
+        "goes on behind the break depends on it: solve that break, and only the function's own inputs count."
+    )
+    if found.cause in ("shape", "stride"):
+        return text + " Until then, make the inputs that it is computed from dynamic, or pad them."
+    if found.cause in ("int", "float", "bool"):
+        return text + " A tensor's value (`.item()`) is best kept a tensor: as a Python number it is a constant."
+    return text
 
 
 def _shape(case: Case) -> str:

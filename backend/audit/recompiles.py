@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,14 +25,14 @@ _VALUES = 64
 
 @dataclass
 class _Seen:
-    """What is known of one place of one function."""
+    """What is known of one place of one function; `counts` of recompiles by frame."""
 
     record: Recompile
     finding: Finding
     dynamic: bool | None
     values: list[str] = field(default_factory=list)
     seconds: float = 0.0
-    count: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
 
 
 class RecompileCollector:
@@ -115,14 +116,16 @@ class RecompileCollector:
             if value and value not in seen.values and len(seen.values) < _VALUES:
                 seen.values.append(value)
         if not refused:
-            seen.count += 1
+            seen.counts[why.frame] += 1
             seen.seconds += seconds
 
 
 def _record(seen: _Seen) -> Recompile:
-    text = recompile_fixes.advice(seen.finding, seen.values, seen.count, seen.dynamic)
+    # What goes on behind a break is compiled again with its function: the same change, not one more.
+    most = max(seen.counts.values(), default=0)
+    text = recompile_fixes.advice(seen.finding, seen.values, most, seen.dynamic)
     update = {
-        "count": seen.count,
+        "count": seen.counts.total(),
         "values": list(seen.values),
         "seconds": seen.seconds,
         "fix": Fix(text=text),

@@ -225,7 +225,7 @@ class _Writer:
 
 def _local(name: str) -> str:
     if stack := _STACK.match(name):
-        return f"<value {stack[1]} on the stack>"
+        return f"<intermediate value {stack[1]}>"
     return name
 
 

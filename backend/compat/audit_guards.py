@@ -187,6 +187,14 @@ def user_code(code: types.CodeType) -> types.CodeType:
     return resumed_from(code) or code
 
 
+def resumes_behind(code: types.CodeType) -> int | None:
+    """Line of the break that a function made by Dynamo goes on behind; None for a function of the user's."""
+    if user_code(code) is code:
+        return None
+    line = code.co_name.rpartition("_at_")[2]
+    return int(line) if line.isdigit() else code.co_firstlineno
+
+
 def wrapped_callable(call: CompileCall) -> Any:
     """What the user compiled, where Dynamo put a frame of its own around it; else None."""
     if call.code.co_name != "inner" or not call.code.co_filename.endswith("external_utils.py"):

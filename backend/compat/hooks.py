@@ -113,7 +113,7 @@ class HookPoint:
         with self._lock:
             problem = self.problem()
             if problem is None:
-                _leave_alone(getattr(quick, "__func__", quick).__code__, inside=True)  # type: ignore[attr-defined]
+                _leave_alone(getattr(quick, "__func__", quick).__code__, inside=True)
                 self._quick = (*self._quick, quick)
                 self._install()
             return problem

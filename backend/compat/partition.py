@@ -28,6 +28,13 @@ def prepare(joint: fx.GraphModule) -> None:
             mark(joint)
 
 
+def save(node: fx.Node) -> None:
+    """Mark the node's value as one that must not be computed again."""
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
 def must_save(node: fx.Node) -> bool:
     """Whether something has marked the node's value as one that must not be computed again."""
     from torch.utils.checkpoint import CheckpointPolicy

@@ -27,7 +27,7 @@ from optpass.passes.memory.emit import rewrite
 from optpass.passes.memory.infeasible import explain_infeasible, standard_helps
 from optpass.passes.memory.plan import CurvePoint, Ledger, MemoryPlan
 from optpass.passes.memory.pricing import node_prices
-from optpass.passes.memory.problem import Problem, build
+from optpass.passes.memory.problem import Problem, build, reads_of_changed_inputs
 from optpass.passes.memory.schedule import Timeline
 from optpass.passes.memory.search import Search
 
@@ -117,6 +117,8 @@ class BudgetPartitioner:
         n_outputs: int = kwargs["num_fwd_outputs"]
         copied = fx.GraphModule(joint, snapshot.copy_graph(joint.graph, keep=True))
         copied.meta.update(joint.meta)
+        for node in reads_of_changed_inputs(copied.graph):
+            parts.save(node)  # torch's partitioner computes them again from the input as it is after the change
         default = compat.min_cut_partition(copied, joint_inputs, **kwargs)
         parts.prepare(joint)
         problem = self._problem(joint, default, n_outputs)

@@ -180,7 +180,8 @@ def _show(found: Audit, difference: Difference | None, json: str | None, top: in
 def _gate(found: Audit, difference: Difference | None, fail_on: FailOn) -> int:
     """1 where the findings that are asked about exist; says which."""
     if fail_on == "new" and difference is not None and difference.new:
-        print(f"optpass: failed: {len(difference.new)} new findings (--fail-on new)", file=sys.stderr)
+        new = len(difference.new)
+        print(f"optpass: failed: {new} new finding{'s' * (new != 1)} (--fail-on new)", file=sys.stderr)
         return FOUND
     if fail_on == "any":
         from optpass.reporting.audit.baseline import findings

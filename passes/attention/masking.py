@@ -85,6 +85,12 @@ class _Term:
         """Known to add a number beside which scores are lost."""
         return any(abs(v) >= -hidden for v in self.extremes)
 
+    def vague(self, dtypes: list[torch.dtype], hidden: float) -> bool:
+        """Of a mask whose number leaves a part of the scores that it is added to, all of a row's keys among them."""
+        number = abs((self.facts.fill or 0.0) * self.bias.coefficient)
+        rounds = any(number * torch.finfo(dtype).eps >= 1.0 for dtype in dtypes)
+        return rounds and number < -hidden and not self.bias.factors and not self.facts.row_never_empty
+
     def bounded(self, hidden: float) -> bool:
         """Proved not to drown the scores that it is added to."""
         return bool(self.extremes) and max(map(abs, self.extremes)) < -hidden
@@ -117,6 +123,8 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
         return MaskPlan("causal", facts=facts, proofs=proofs)
     proved = [*((f.mask, p) for f, p in fills), *((t.bias.operand, t.facts) for t in terms)]
     row_free = frozenset(o for o, p in proved if p.kind == "padding" and "q" in _asked(o, frame, True)[1])
+    if exact_rows and site.sink is None and any(t.vague(scores.added_in, no_key(site)) for t in terms):
+        raise Blocked(f"rows without a single key would keep less of their scores{_ALLOWED}", site.output)
     limit = min(_SMALL, -no_key(site))
     settled = together.row_never_empty and all(t.hides or t.small(limit) for t in terms)
     empty = "never"

@@ -252,8 +252,8 @@ class Reader:
         """A number that is added to every score of a row changes nothing, unless scores are lost beside it."""
         if not isinstance(number, (int, float)) or not math.isfinite(number * times):
             raise Blocked("scores are shifted by something that is not a finite number", value)
-        if abs(number * times) >= -NO_KEY.get(value.dtype, NO_KEY[torch.float32]):
-            raise Blocked(f"scores are shifted by {number * times:g}, beside which they are lost", value)
+        if abs(number * times) * torch.finfo(value.dtype).eps >= 1.0:
+            raise Blocked(f"scores are shifted by {number * times:g}, beside which they are rounded off", value)
         scores.shifted = True
 
     def _addcmul(self, value: Value, dims: Dims) -> Scores:

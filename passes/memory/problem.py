@@ -224,6 +224,19 @@ class _Builder:
             operation.forward = not operation.backward and operation.node in needed
 
 
+def reads_of_changed_inputs(graph: fx.Graph) -> list[fx.Node]:
+    """Nodes that compute from an input that the graph also writes to: run again later, they would read other values."""
+    written = _mutated_inputs(graph)
+    return [
+        node
+        for node in graph.nodes
+        if node.op == "call_function"
+        and node not in written
+        and storages_of.written_argument(node) is None
+        and any(a in written for a in node.all_input_nodes)
+    ]
+
+
 def _mutated_inputs(graph: fx.Graph) -> set[fx.Node]:
     """Inputs that some node of the graph writes to, and the views of them."""
     written = {storages_of.written_argument(n) for n in graph.nodes} - {None}

@@ -129,7 +129,9 @@ def retained_copy(call: Call) -> int:
     """The functional forms of writing to a view copy the whole storage behind what they are given
     (`clone_preserve_strides`, aten/src/ATen/native/TensorFactories.cpp), of which the result is a view."""
     given, result = next(call.tensors())[1], call.result()
-    if result is None or any(stride == 0 and size > 1 for size, stride in zip(sizes(given), strides(given), strict=True)):
+    if result is None or any(
+        stride == 0 and size > 1 for size, stride in zip(sizes(given), strides(given), strict=True)
+    ):
         return 0
     return max(0, number(given.untyped_storage().nbytes()) - number(result.untyped_storage().nbytes()))
 

@@ -37,7 +37,9 @@ def inductor(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What would reach Inductor, in place of Inductor."""
     given: list[dict[str, Any]] = []
 
-    def stand_in(gm: Any, inputs: Any, config_patches: dict[str, Any], on_compiled: Any) -> Callable[..., Any]:
+    def stand_in(
+        gm: Any, inputs: Any, config_patches: dict[str, Any], on_compiled: Any, lowered: Any
+    ) -> Callable[..., Any]:
         given.append(config_patches)
         with compat.inductor_config().patch(config_patches):  # a setting that does not exist would raise here
             pass

@@ -330,6 +330,23 @@ def test_the_check_adds_no_guard(install: Any) -> None:
     assert count(make(inserts)) == count() == 1
 
 
+def test_a_symbol_that_guards_have_fixed_is_its_number() -> None:
+    """A node that is evaluated again has the number; what was traced before the guard has the symbol still."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    x = FakeTensorMode(shape_env=ShapeEnv(specialize_zero_one=True)).from_tensor(torch.randn(6, 7))
+    rows, columns = x.shape
+    assert isinstance(rows, torch.SymInt)
+    assert not snapshot.same_metadata(rows, 6) and not snapshot.same_metadata(rows, columns)
+    assert rows == 6  # the guard
+    assert snapshot.same_metadata(rows, 6) and snapshot.same_metadata(6, rows)
+    assert not snapshot.same_metadata(rows, 7)
+    assert columns - 2 * ((columns + 2) // 3) == 1  # a guard on an expression
+    assert snapshot.same_metadata(columns - 2 * ((columns + 2) // 3), 1)
+    assert not snapshot.same_metadata(columns, 7)
+
+
 def test_restoring_keeps_names_code_and_attributes() -> None:
     class Odd(torch.nn.Module):
         def __init__(self) -> None:

@@ -110,7 +110,7 @@ def _facts(record: Break | Recompile | SilentEager) -> Iterator[str]:
 
 def _paragraph(text: str, label: str = "") -> Iterator[str]:
     if text:
-        yield label + escape(" ".join(text.split()))
+        yield label + prose(" ".join(text.split()))
         yield ""
 
 
@@ -132,9 +132,21 @@ def span(text: str) -> str:
     return f"{ticks}{pad}{' '.join(text.split())}{pad}{ticks}"
 
 
+def prose(text: str) -> str:
+    """Text whose `code` in backticks stays code; everything else is shown as it is."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0 or "``" in text:
+        return escape(text)
+    return "".join(span(part) if index % 2 else _escaped(part) for index, part in enumerate(parts))
+
+
 def escape(text: str) -> str:
     """Text that Markdown shows as it is."""
-    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+    return _escaped(" ".join(text.split()))
+
+
+def _escaped(text: str) -> str:
+    return _SPECIAL.sub(r"\\\1", text)
 
 
 def html(text: str) -> str:

@@ -57,6 +57,7 @@ class Ran:
         budget: bytes it was given; None for `PLENTY`.
         records: what the report says of each graph.
         recomputed: sites of recomputed tensors.
+        largest: bytes of the largest of them.
     """
 
     result: Any
@@ -67,6 +68,7 @@ class Ran:
     budget: int
     records: list[dict[str, float]] = field(default_factory=list)
     recomputed: int = 0
+    largest: int = 0
 
     def figure(self, name: str) -> int:
         """The largest of the graphs' figures of that name."""
@@ -152,7 +154,8 @@ def run(
     report = optpass.report()
     sites = [*report.sites(), *report.declined()]
     ran.records = [site.cost for site in sites if site.kind == "memory budget"]
-    ran.recomputed = sum(site.kind == "recompute" for site in sites)
+    again = [int(site.cost["bytes"]) for site in sites if site.kind == "recompute"]
+    ran.recomputed, ran.largest = len(again), max(again, default=0)
     return ran
 
 

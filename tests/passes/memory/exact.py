@@ -67,8 +67,8 @@ class _Program:
     def _fixed(self) -> np.ndarray:
         """Bytes of what is never computed again, live when each stage's operation runs, its own outputs included."""
         schedule = self.schedule
-        born = {s: 0 for s in schedule.tangents}
-        last = {s: (self.stages - 1 if schedule.problem.tangents_held else -1) for s in schedule.tangents}
+        born = dict.fromkeys(schedule.tangents, 0)
+        last = dict.fromkeys(schedule.tangents, self.stages - 1 if schedule.problem.tangents_held else -1)
         for t, anchor in enumerate(schedule.anchors):
             for s in self.operations[anchor].outputs:
                 born[s] = last[s] = t

@@ -10,6 +10,11 @@ SHAPES = (
     ("M",), (1, 1, "N", "M"), (1, 1, 1, "M"), (1, "M"),
 )  # fmt: skip
 ODD = ((), (1,), ("N", 1), ("H", 1, 1), ("B", 1, "N", 1), (1, "H", 1, "M"), ("B", "H", 1, 1), ("B", 1, 1, 1))
+SHIFTS = (
+    "s = s + 1.0", "s = s - s.amax(-1, keepdim=True)", "s = s - s.max(-1, keepdim=True).values.detach()",
+    "s = 1.0 - s", "s = torch.rsub(s, 2.0)", "s = torch.rsub(s, 1.0, alpha=0.5)", "s = torch.sub(s, 1.0, alpha=-2)",
+    "s = s.add(3.0, alpha=2)", "s = -s", "s = s - 40.0", "s = s / -2", "s = s - 1e9",
+)  # fmt: skip
 FILLS = ('float("-inf")', "torch.finfo(s.dtype).min", "-1e9") * 2 + ("-1e4",)
 ODD_FILLS = ("0.0", "-1.0", "-5.0", "-50.0", "1e4", "torch.finfo(torch.float32).min", 'float("inf")', 'float("nan")')
 
@@ -18,9 +23,13 @@ def bias(s: Source) -> None:
     """A floating term."""
     s.tag("bias")
     b = s.param("bias", "randn", s.choose(ODD) if s.often(15) else s.choose(SHAPES), grad(s))
+    whole = f"{b}.expand(B, H, N, M).to(s.dtype)"
     s.line(s.choose((
         f"s = s + {b}", f"s = {b} + s", f"s = s.add({b})", f"s = s - {b}", f"s += {b}", f"s = s + 0.5 * {b}",
         f"s = torch.add(s, {b}, alpha=0.5)", f"s = s + {b}.to(s.dtype)", f"s = s + {b}.expand(B, H, N, M)",
+        f"s = {b} - s", f"s = torch.rsub(s, {b})", f"s = torch.sub(s, {b}, alpha=-0.5)",
+        f"s = torch.rsub({whole}, s, alpha=2)", f"s = torch.sub({whole}, s, alpha=2)",
+        f"s = torch.add({whole}, s, alpha=-1)",
     )))  # fmt: skip
 
 
@@ -125,8 +134,7 @@ def between(s: Source) -> None:
         elif part == "cast":
             s.line(s.choose(("s = s.float()", "s = s.to(torch.float32)", "s = s.double()")))
         elif part == "shift":
-            highest = ("s.amax(-1, keepdim=True)", "s.max(-1, keepdim=True).values.detach()")
-            s.line(s.choose(("s = s + 1.0", *(f"s = s - {h}" for h in highest))))
+            s.line(s.choose(SHIFTS))
         else:
             s.line("s = s.clamp(-2.0, 2.0)")
 
