@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from optpass.errors import PassError
 
@@ -262,10 +262,20 @@ def _same_number(old: Any, new: Any) -> bool:
     """Equality that adds no guard: expressions are compared, not hints, and what guards have fixed since counts."""
     if not (_is_symbol(old) or _is_symbol(new)):
         return bool(old == new)
-    if _is_symbol(old) and _is_symbol(new) and old.node.expr == new.node.expr:
-        return True
-    comparable = not any(isinstance(value, torch.SymBool) for value in (old, new))
-    return comparable and statically_known_true(old == new)
+    if any(isinstance(value, torch.SymBool) for value in (old, new)):
+        return _is_symbol(old) and _is_symbol(new) and bool(old.node.expr == new.node.expr)
+    env = (old if _is_symbol(old) else new).node.shape_env
+    one, other = (value.node.expr if _is_symbol(value) else value for value in (old, new))
+    return bool(one == other) or _under_guards(one, env) == _under_guards(other, env)
+
+
+def _under_guards(expr: Any, env: Any) -> Any:
+    """`expr` with what the guards of the graph say is a number written as that number."""
+    if not isinstance(expr, sympy.Expr):
+        return sympy.sympify(expr)
+    guards = (guard.expr for guard in env.guards)
+    fixed = {g.lhs: g.rhs for g in guards if isinstance(g, sympy.Eq) and g.rhs.is_Integer and not g.lhs.is_Integer}
+    return env.simplify(expr.subs(fixed))
 
 
 def _is_symbol(value: Any) -> bool:

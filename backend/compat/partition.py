@@ -71,7 +71,9 @@ def extract(
     is_opaque = getattr(partitioners, "is_opaque_node", lambda node: False)
     only_asserted = getattr(partitioners, "_is_assert_only_symbool", lambda node: False)
     needed = set(info.required_fw_nodes) | set(info.inputs)
-    symbols = [n for n in joint.graph.nodes if n in needed and is_sym_node(n) and not only_asserted(n)]
+    late = _after_tangents(joint.graph)
+    # A size that only the backward reads is taken of a tensor that may not be there any more: it is passed on as well.
+    symbols = [n for n in joint.graph.nodes if n not in late and is_sym_node(n) and not only_asserted(n)]
     opaque = [n for n in joint.graph.nodes if n in needed and is_opaque(n)]
     arguments: dict[str, Any] = {
         "saved_sym_nodes": symbols,
@@ -82,6 +84,16 @@ def extract(
     accepted = inspect.signature(partitioners._extract_fwd_bwd_modules).parameters
     known = {key: value for key, value in arguments.items() if key in accepted}
     return partitioners._extract_fwd_bwd_modules(joint, list(saved_values), **known)
+
+
+def _after_tangents(graph: fx.Graph) -> set[fx.Node]:
+    """The gradients of the outputs, and all that is computed from them."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        tangent = node.op == "placeholder" and "tangents" in str(node.target)
+        if tangent or any(a in found for a in node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def finish(forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:

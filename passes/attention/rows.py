@@ -65,7 +65,7 @@ class EmptyRows:
     def _result(self, query: fx.Node, value: fx.Node, mask: fx.Node) -> Rows:
         """Without gradients: a row of minus infinities is NaN, and kernels make it zeros."""
         call, plan = self.writer.call, self.plan
-        if self.no_key > NO_KEY[torch.float32] and not self._lost_in_float32():
+        if not self._lost_in_the_kernel():
             empty = call(torch.ge, call(torch.abs, call(torch.amax, mask, -1, True)), -self.no_key)
             query = call(torch.where, empty, self.writer.scalar(0.0, plan.dtype), query)
         if plan.mask.finite:
@@ -73,11 +73,15 @@ class EmptyRows:
         lost = call(torch.all, call(torch.eq, mask, float("-inf")), -1, True)
         return Rows(query, value, mask, self._nan_where(lost, query))
 
-    def _lost_in_float32(self) -> bool:
-        """All that hides a key is proved to be lower than what float32 itself loses scores beside."""
+    def _lost_in_the_kernel(self) -> bool:
+        """Where the user's program loses the scores of a row, so does the kernel, whose sums may be in a wider dtype.
+
+        That is so where all that hides a key is proved to be low enough for the wider one too.
+        """
+        kernels = NO_KEY[torch.float64 if self.plan.dtype == torch.float64 else torch.float32]
         values = [v for facts in self.plan.mask.facts for v in facts.values]
         known = all(facts.values for facts in self.plan.mask.facts)
-        return known and all(v == 0 or v <= NO_KEY[torch.float32] for v in values)
+        return self.no_key <= kernels or (known and all(v == 0 or v <= kernels for v in values))
 
     def _shifted(self, mask: fx.Node) -> tuple[fx.Node, fx.Node]:
         """The mask with its maximum taken off rows where that is large, and which rows have no key.

@@ -169,6 +169,8 @@ class Reader:
             raise Blocked("scores are cast to float16, where larger ones become infinite", value)
         scores = self.read(source, dims)
         scores.dtypes.append(value.dtype)
+        if scores.biases:  # a sum with a large number is rounded once more, as if it were made in this dtype
+            scores.added_in.append(value.dtype)
         scores.fills = [Fill(f.mask, f.keep_when, _rounded(f.fill, value.dtype), f.late) for f in scores.fills]
         return scores
 

@@ -82,7 +82,7 @@ class Scores:
         factors: tensors that multiply it.
         biases, fills, softcaps: in the order in which they are applied.
         dtypes: dtypes that the scores pass through, product first.
-        added_in: dtypes that the biases are added in.
+        added_in: dtypes that the biases are added in, and that the sums are cast to.
         shifted: True where a constant was added to rows: nothing to a softmax, but not to a softcap that follows.
         values: every value of the chain from the product to the softmax: what a rewrite makes dead.
         product: the product itself.

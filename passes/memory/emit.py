@@ -85,8 +85,8 @@ class _Writer:
                 wanted.discard(roots[0])  # its first tensor is its base; views come later
                 kept.append(forward[node.name])
                 given = True
-            elif node.op == "placeholder" and "tangents" not in str(node.target):
-                inputs.append(forward[node.name])
+            elif tensor and node.op == "placeholder" and "tangents" not in str(node.target):
+                inputs.append(forward[node.name])  # a size among the inputs is passed on with the other sizes
             if given:
                 self.now[node.name] = forward[node.name]
                 self._given.add(node.name)

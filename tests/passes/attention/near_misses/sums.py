@@ -99,3 +99,44 @@ def product_left_out(q, k, v, b):
     """baddbmm with an alpha of 0: the scores are the bias."""
     flat = torch.baddbmm(b.expand(6, 6, 6), q.flatten(0, 1), k.flatten(0, 1).mT, alpha=0.0)
     return flat.view(2, 3, 6, 6).softmax(-1) @ v
+
+
+def _full_row(r):
+    """q, k, v, and what is seen: nothing in the last row."""
+    return [*r.qkv(), r.bools(2, 1, 6, 6, full="one")]
+
+
+def _numbers(keep, number, like):
+    return torch.zeros(keep.shape, dtype=like.dtype).masked_fill(~keep, number)
+
+
+@suite.equal(_full_row)
+def two_numbers_in_one_row(q, k, v, keep):
+    """The lowest number on hidden keys and -1e9 on all: in a row without a key the weights are not all alike."""
+    s = q @ k.mT + _numbers(keep, torch.finfo(q.dtype).min, q) + torch.full((6, 1), -1e9, dtype=q.dtype)
+    return s.softmax(-1) @ v
+
+
+@suite.equal(_full_row)
+def two_masks_of_one_number(q, k, v, keep):
+    """-1e9 by each of two masks: keys that both hide have twice that, in a row without a key too."""
+    s = q @ k.mT + _numbers(keep, -1e9, q) + _numbers(keep.flip(-1), -1e9, q)
+    return s.softmax(-1) @ v
+
+
+@suite.equal(_full_row, dtype=torch.float64)
+def billion_in_double_softmax_in_single(q, k, v, keep):
+    """-1e9 leaves scores in float64, and drowns them when the sum is cast to float32."""
+    return (q @ k.mT + _numbers(keep, -1e9, q)).softmax(-1, dtype=torch.float32).to(v.dtype) @ v
+
+
+@suite.equal(_full_row, dtype=torch.float16)
+def ten_thousand_in_half(q, k, v, keep):
+    """-1e4 in float16 rounds what it is added to: a row without a key keeps a part of its scores."""
+    return (q @ k.mT + _numbers(keep, -1e4, q)).softmax(-1) @ v
+
+
+@suite.equal(_full_row, dtype=torch.bfloat16)
+def thousand_in_bfloat16(q, k, v, keep):
+    """-1e3 in bfloat16, where the next number is eight away."""
+    return (q @ k.mT + _numbers(keep, -1e3, q)).softmax(-1) @ v
