@@ -1,4 +1,4 @@
-"""Giving one compile its memory budget: the partitioner, its part of the cache identity, and its words in the report."""
+"""Giving one compile its memory budget: the partitioner, its part of the cache identity, its words in the report."""
 
 from __future__ import annotations
 

@@ -35,6 +35,10 @@ log = logging.getLogger(__name__)
 
 #: Replays of a plan that the search is corrected by; each lowers both graphs once under Inductor.
 ROUNDS = 3
+#: A graph that others follow is left as it is where they may keep so many times what it keeps.
+FOLLOW = 2
+#: Of the slack above the floor, a graph that others follow in the same step takes one part in so many.
+SHARE = 4
 #: Autograd's own scalars: the gradient that `loss.backward()` begins with, and what is made of it.
 ENGINE_BYTES = 64
 #: What Inductor's generated code needs less than the graphs as they stand, at least; found between 6 and 17%.
@@ -55,7 +59,7 @@ class Budget:
         at_optimizer: peak while the optimizer steps, which no plan changes; bytes, all counted.
         optimizer: its name, for messages.
         trained_itemsize: bytes per element of most parameters.
-        shared: more graphs follow in the same step: the slack above the floor is left to them in half.
+        shared: more graphs follow in the same step: the slack above the floor is left to them mostly.
         where: what set the budget, for messages.
         notes: what was assumed.
     """
@@ -144,14 +148,15 @@ class BudgetPartitioner:
         if over <= room:  # else there is no point in lowering the default plan
             base = self._replay(default, kwargs["num_fwd_outputs"], tail)
             self.outcome.replayed = base
-            if base.peak_bytes <= room:
+            follow = FOLLOW * sum(base.saved_bytes.values()) if self.budget.shared else 0
+            if base.peak_bytes + follow <= room:
                 if self.budget.at_optimizer > self.budget.bytes:
                     raise self._infeasible(search, search.schedule.run(search.start), base, self.budget.at_optimizer)
                 return None
             offset = max(0, search.unconstrained - base.peak_bytes)
         if self.budget.shared:
             low = min(search.floor, room)
-            room = low + (room - low) // 2
+            room = low + (room - low) // SHARE
         best: _Trial | None = None
         asked: set[int] = set()
         for _ in range(ROUNDS):
@@ -214,7 +219,7 @@ class BudgetPartitioner:
             joint.graph, self.device(), fused=self.executor == "inductor", hint=hint, library=library_workspace
         )
         problem = build(
-            joint.graph, [n for n in forward if isinstance(n, fx.Node)], [n for n in backward if isinstance(n, fx.Node)],
+            joint.graph, *([n for n in part if isinstance(n, fx.Node)] for part in (forward, backward)),
             saved=saved, price=price, hint=hint, granularity=1 if self._on_cpu(joint) else 512,
         )  # fmt: skip
         tail = self._tail(joint, n_outputs)

@@ -6,6 +6,7 @@ earlier graphs of the same step hold is counted too, where a model is compiled i
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,9 @@ from optpass.passes.memory.budget import budget_bytes
 from optpass.passes.memory.optimizer_rehearsal import sizes_of
 from optpass.passes.memory.optimizer_search import find_optimizer
 from optpass.passes.memory.plan import Ledger
+from optpass.reporting import store
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -185,7 +189,8 @@ class Accumulating:
         self._other, self._partitioner = other, partitioner
         self._positions = [i for i, p in tensors.parameters if p.requires_grad]
         self._lock = threading.Lock()
-        self._watched = False
+        self._calls = 0  #: until the first backward
+        self._settled = False
 
     def __call__(self, *args: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -197,7 +202,7 @@ class Accumulating:
                 function = self._compiled.get(gradients) or self._other(gradients)
                 self._compiled[gradients] = function
         result = function(*args)
-        if not self._watched:
+        if not self._settled:
             self._watch(result, args)
         return result
 
@@ -205,10 +210,22 @@ class Accumulating:
         """Until a first backward has run, graphs that are compiled after this one count what this one holds."""
         outputs = [r for r in torch.utils._pytree.tree_leaves(result) if isinstance(r, torch.Tensor)]
         node = next((r.grad_fn for r in outputs if r.grad_fn is not None), None)
-        if node is not None:
-            self._watched = True
-            PENDING.add(self._partitioner, tuple(args[i] for i in self._positions))
-            node.register_prehook(PENDING.clear)  # type: ignore[no-untyped-call, unused-ignore]
+        if node is None:
+            return
+        self._calls += 1
+        PENDING.add(self._partitioner, tuple(args[i] for i in self._positions))
+        node.register_prehook(self._backward)  # type: ignore[no-untyped-call, unused-ignore]
+        if self._calls == 2:
+            text = (
+                "a graph with a memory budget runs several times in one step (blocks compiled one by one?): what each "
+                "run keeps adds up, and the budget holds for one run; compile the whole model"
+            )
+            log.warning("%s", text)
+            store.current().warn(text)
+
+    def _backward(self, *_: Any) -> None:
+        self._settled = True
+        PENDING.clear()
 
 
 def has_gradients(tensors: StepTensors) -> bool:

@@ -21,7 +21,7 @@ from optpass.passes.attention.scores import MINUS_INFINITY, NO_KEY
 from optpass.passes.attention.site import Bias, Blocked, Fill, Operand, Site
 
 #: Below it a float32 number does not change when a score or a bias is added.
-_ABSORBS = -1e37
+ABSORBS = -1e37
 #: What is added up to this changes the logarithm of a row's sum by less than it is rounded to.
 _SMALL = 1e4
 _ALLOWED = " (options={'attention': {'masked_rows': 'any'}} allows that)"
@@ -98,7 +98,7 @@ class _Term:
     @property
     def huge(self) -> bool:
         """Two such numbers may add up to minus infinity."""
-        return not self.extremes or min(self.extremes) < _ABSORBS
+        return not self.extremes or min(self.extremes) < ABSORBS
 
 
 def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, training: bool) -> MaskPlan:
@@ -185,11 +185,13 @@ def _empty_rows(
     if not fills:
         return "added"
     numbers = {f.fill for f, _ in fills}
-    # The lowest finite number absorbs what is added to it; -1e9 does not, and a row of it alone shows what was added.
-    shows = any(f.late and math.isfinite(f.fill) and f.fill > _ABSORBS for f, _ in fills)
+    # The lowest finite number absorbs what is added to it; -1e9 does not: a row of it alone shows what was added, and
+    # beside another mask's number it is the one or the other that keeps the weights.
+    several = not all(t.small(limit) for t in terms)
+    shows = any((f.late or several) and math.isfinite(f.fill) and f.fill > ABSORBS for f, _ in fills)
     if len(numbers) > 1 or shows:
         raise Blocked(f"rows without a single key would come out differently{_ALLOWED}", site.output)
-    if terms and training and not all(t.small(limit) for t in terms):
+    if several and training:
         raise Blocked(f"rows without a single key would pass other gradients{_ALLOWED}", site.output)
     if terms and not training:
         return "added"

@@ -69,6 +69,8 @@ def plan(site: Site, *, prover: Prover, exact_rows: bool, training: bool, sizes:
     query_factors = [f for f in site.scores.factors if not set(flat(f.operand.dims)) & set(frame.keys)]
     key_factors = [f for f in site.scores.factors if f not in query_factors]
     _check_factors(site, frame, query_factors, key_factors)
+    if site.sink is not None and site.scores.softcaps:
+        raise Blocked("a column is appended to capped scores, which a kernel would cap too", site.output)
     mask = plan_mask(site, frame, prover, exact_rows=exact_rows, training=training)
     dtype = _dtype(site)
     depth, width = size_of(frame.depth), size_of(frame.width)

@@ -17,6 +17,7 @@ from torch import fx
 from optpass.passes.attention import blocks, flex
 from optpass.passes.attention.axes import Axis, Dims, above, resolve
 from optpass.passes.attention.emit import Writer, tensor_of
+from optpass.passes.attention.masking import ABSORBS
 from optpass.passes.attention.plan import Plan
 from optpass.passes.attention.preference import preferring
 from optpass.passes.attention.rows import EmptyRows
@@ -240,10 +241,14 @@ class Rewrite:
         return self._narrowed(total, dtype)
 
     def _masked(self, fill: Fill) -> float:
-        """What a masked score becomes: the lowest finite number absorbs any score, so rows of it alone are uniform."""
-        how = self.plan.mask.empty_rows
-        finite = how != "zero" and (fill.fill != float("-inf") or how in ("nan", "uniform"))
-        return torch.finfo(self._mask_dtype()).min if finite else float("-inf")
+        """What a masked score becomes: a number that absorbs any score, so that rows of it alone are uniform.
+
+        The user's own where it does, for other masks may have the same; else the lowest of the dtype.
+        """
+        how, lowest = self.plan.mask.empty_rows, torch.finfo(self._mask_dtype()).min
+        if how == "zero" or (fill.fill == float("-inf") and how not in ("nan", "uniform")):
+            return float("-inf")
+        return fill.fill if lowest <= fill.fill <= ABSORBS else lowest
 
     def _bias(self, bias: Bias) -> fx.Node:
         node = self._placed(bias.operand)

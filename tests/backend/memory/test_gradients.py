@@ -186,13 +186,15 @@ def test_graph_breaks(steps, programs, breaks):
     class Broken(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.parts = nn.ModuleList(programs.Stack(2, 32, 2, loss=False) for _ in range(breaks + 1))
+            self.a, self.b, self.c = (programs.Stack(2, 32, 2, loss=False) for _ in range(3))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for part in self.parts[:-1]:
-                x = part(x)
+            x = self.a(x)
+            torch._dynamo.graph_break()
+            x = self.b(x)
+            if breaks == 2:
                 torch._dynamo.graph_break()
-            return self.parts[-1](x).square().mean()
+            return self.c(x).square().mean()
 
     torch.manual_seed(0)
     model, x = Broken(), torch.randn(4, 32, 32)
