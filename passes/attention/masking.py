@@ -86,10 +86,14 @@ class _Term:
         return any(abs(v) >= -hidden for v in self.extremes)
 
     def vague(self, dtypes: list[torch.dtype], hidden: float) -> bool:
-        """Of a mask whose number leaves a part of the scores that it is added to, all of a row's keys among them."""
-        number = abs((self.facts.fill or 0.0) * self.bias.coefficient)
-        rounds = any(number * torch.finfo(dtype).eps >= 1.0 for dtype in dtypes)
-        return rounds and number < -hidden and not self.bias.factors and not self.facts.row_never_empty
+        """Of a mask whose number rounds off the scores that it is added to, but does not lose them, where that matters.
+
+        It does for all keys of a row, or for those that get the most.
+        """
+        number = (self.facts.fill or 0.0) * self.bias.coefficient
+        rounds = any(abs(number) * torch.finfo(dtype).eps >= 1.0 for dtype in dtypes)
+        matters = number > 0 or not self.facts.row_never_empty
+        return rounds and abs(number) < -hidden and not self.bias.factors and matters
 
     def bounded(self, hidden: float) -> bool:
         """Proved not to drown the scores that it is added to."""
@@ -185,13 +189,11 @@ def _empty_rows(
     if not fills:
         return "added"
     numbers = {f.fill for f, _ in fills}
-    # The lowest finite number absorbs what is added to it; -1e9 does not: a row of it alone shows what was added, and
-    # beside another mask's number it is the one or the other that keeps the weights.
-    several = not all(t.small(limit) for t in terms)
-    shows = any((f.late or several) and math.isfinite(f.fill) and f.fill > ABSORBS for f, _ in fills)
+    # The lowest finite number absorbs what is added to it; -1e9 does not, and a row of it alone shows what was added.
+    shows = any(f.late and math.isfinite(f.fill) and f.fill > ABSORBS for f, _ in fills)
     if len(numbers) > 1 or shows:
         raise Blocked(f"rows without a single key would come out differently{_ALLOWED}", site.output)
-    if several and training:
+    if terms and training and not all(t.small(limit) for t in terms):
         raise Blocked(f"rows without a single key would pass other gradients{_ALLOWED}", site.output)
     if terms and not training:
         return "added"

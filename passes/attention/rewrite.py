@@ -17,7 +17,6 @@ from torch import fx
 from optpass.passes.attention import blocks, flex
 from optpass.passes.attention.axes import Axis, Dims, above, resolve
 from optpass.passes.attention.emit import Writer, tensor_of
-from optpass.passes.attention.masking import ABSORBS
 from optpass.passes.attention.plan import Plan
 from optpass.passes.attention.preference import preferring
 from optpass.passes.attention.rows import EmptyRows
@@ -243,12 +242,12 @@ class Rewrite:
     def _masked(self, fill: Fill) -> float:
         """What a masked score becomes: a number that absorbs any score, so that rows of it alone are uniform.
 
-        The user's own where it does, for other masks may have the same; else the lowest of the dtype.
+        The user's own number where other masks may have the same, and such rows are seen to.
         """
         how, lowest = self.plan.mask.empty_rows, torch.finfo(self._mask_dtype()).min
         if how == "zero" or (fill.fill == float("-inf") and how not in ("nan", "uniform")):
             return float("-inf")
-        return fill.fill if lowest <= fill.fill <= ABSORBS else lowest
+        return fill.fill if how == "added" and fill.fill >= lowest else lowest
 
     def _bias(self, bias: Bias) -> fx.Node:
         node = self._placed(bias.operand)

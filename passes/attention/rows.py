@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from optpass.passes.attention.emit import Writer, tensor_of
-from optpass.passes.attention.masking import no_key
+from optpass.passes.attention.masking import ABSORBS, no_key
 from optpass.passes.attention.plan import Plan
 from optpass.passes.attention.scores import NO_KEY
 from optpass.passes.attention.site import Blocked
@@ -63,9 +63,12 @@ class EmptyRows:
         return Rows(query, value, mask, after)
 
     def _result(self, query: fx.Node, value: fx.Node, mask: fx.Node) -> Rows:
-        """Without gradients: a row of minus infinities is NaN, and kernels make it zeros."""
+        """Without gradients: a row of minus infinities is NaN, and kernels make it zeros.
+
+        Scores that the user's program loses or replaces in a row without a key are zero where the kernel would not.
+        """
         call, plan = self.writer.call, self.plan
-        if not self._lost_in_the_kernel():
+        if not self._lost_in_the_kernel() or any(fill.fill > ABSORBS for fill in plan.mask.fills):
             empty = call(torch.ge, call(torch.abs, call(torch.amax, mask, -1, True)), -self.no_key)
             query = call(torch.where, empty, self.writer.scalar(0.0, plan.dtype), query)
         if plan.mask.finite:

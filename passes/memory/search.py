@@ -20,8 +20,6 @@ from optpass.passes.memory.schedule import Schedule, State, Timeline
 
 #: Storages of less than this part of the peak are not worth a decision of their own.
 NEGLIGIBLE = 1e-4
-#: Tensors that are tried to be kept again where a plan leaves room.
-FILL = 64
 #: Moves of one class that are measured together; their members are measured singly only where a budget falls.
 BATCH = 64
 
@@ -101,8 +99,7 @@ class Search:
         return self._upwards
 
     def _first_on_the_way(self, peak: int) -> tuple[State, Timeline] | None:
-        """The first state on the way whose peak is at most `peak`, with what room is left put to use; None below the
-        floor."""
+        """The first state on the way whose peak is at most `peak`; None below the floor."""
         previous = 0
         for point in self.way.points:
             if point.peak <= peak:
@@ -110,31 +107,11 @@ class Search:
                     state = self.state_at(moves)
                     timeline = self.schedule.run(state)
                     if timeline.peak <= peak:
-                        return self._filled(state, timeline, moves, peak)
+                        return state, timeline
                 state = self.state_at(point.moves)
-                return self._filled(state, self.schedule.run(state), point.moves, peak)
+                return state, self.schedule.run(state)
             previous = point.moves
         return None
-
-    def _filled(self, state: State, timeline: Timeline, moves: int, peak: int) -> tuple[State, Timeline]:
-        """Keep tensors again that the way has let go of, smallest first, for as long as the peak allows.
-
-        The order does not depend on `peak`, and it ends at the first tensor that does not fit: of two budgets the
-        larger one keeps all that the smaller one does.
-        """
-        dropped = {s for move in self.way.moves[:moves] for s in move.drop}
-        made = self.schedule._forward_made
-        order = sorted((s for s in dropped if s in made), key=lambda s: (self.schedule.sizes[s], s))
-        best = state, timeline
-        trial = state.copy()
-        for s in [s for s in order if self.schedule.sizes[s] * 2000 >= timeline.peak][:FILL]:
-            trial.kept.add(s)
-            after = self.schedule.run(trial)
-            if after.peak > peak:
-                break
-            if after.recomputed_s <= best[1].recomputed_s:
-                best = trial.copy(), after
-        return best
 
     def _finder(self, state: State, timeline: Timeline) -> Finder:
         return Finder(self.schedule, self.classes, self._pinned, state, timeline)

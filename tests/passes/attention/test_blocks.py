@@ -118,7 +118,9 @@ def test_the_gate_takes_the_cheaper_one(monkeypatch: pytest.MonkeyPatch) -> None
     assert compiled() == ["SDPA cpu_flash"]
     microseconds |= {"sdpa": 11.0, "blocks": 12.0}
     assert compiled() == []
-    microseconds["blocks"] = 9.0
+    microseconds["blocks"] = 9.0  # not by enough
+    assert compiled() == []
+    microseconds["blocks"] = 8.0
     assert compiled() == ["attention in blocks"]
 
 

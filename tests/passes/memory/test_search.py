@@ -20,9 +20,10 @@ def budgets(search, count):
     return [search.floor + span * i // (count - 1) for i in reversed(range(count))]
 
 
-def test_twenty_budgets_never_invert(search):
+@pytest.mark.parametrize("count", [20, 60])
+def test_budgets_never_invert(search, count):
     peaks, seconds = [], []
-    for budget in budgets(search, 20):
+    for budget in budgets(search, count):
         found = search.at_most(budget)
         assert found is not None
         assert found[1].peak <= budget
@@ -33,8 +34,11 @@ def test_twenty_budgets_never_invert(search):
 
 
 def test_a_budget_is_used(search):
-    low = [budget for budget in budgets(search, 20) if search.at_most(budget)[1].peak < 0.95 * budget]
-    assert not low
+    """To 95%, or to within the largest tensor that could be kept instead: a small model has few to choose from."""
+    largest = max(s.bytes for s in search.problem.storages)
+    for budget in budgets(search, 20):
+        peak = search.at_most(budget)[1].peak
+        assert peak >= min(0.95 * budget, budget - largest)
 
 
 def test_below_the_floor_there_is_no_plan(search):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from attention_near_misses.program import Suite, plus, square
+from attention_near_misses.program import Suite, in_dtype, plus, square
 
 suite = Suite("sums")
 HIDDEN = torch.ones(6, 6).triu(1).bool()
@@ -140,3 +140,21 @@ def ten_thousand_in_half(q, k, v, keep):
 def thousand_in_bfloat16(q, k, v, keep):
     """-1e3 in bfloat16, where the next number is eight away."""
     return (q @ k.mT + _numbers(keep, -1e3, q)).softmax(-1) @ v
+
+
+@suite.equal(_full_row, dtype=torch.bfloat16, modes=("inference",))
+def one_number_added_and_filled(q, k, v, keep):
+    """-1e9 added by one mask and filled in by another: in a row without a key all such keys count alike."""
+    other = torch.ones(6, 6).triu().bool()
+    s = q @ k.mT + _numbers(keep, -1e9, q)
+    return s.masked_fill(~other, -1e9).softmax(-1) @ v
+
+
+suite.programs += in_dtype([p for p in suite if p.name.endswith("added_and_filled")], torch.float32)
+
+
+@suite.equal(lambda r: [*r.qkv(), r.randn(3)])
+def capped_before_the_sink(q, k, v, sink):
+    """The sink's logit is not capped, the scores are."""
+    s = torch.tanh(q @ k.mT / 3.0) * 3.0
+    return torch.cat([s, sink.view(1, 3, 1, 1).expand(2, 3, 6, 1)], -1).softmax(-1)[..., :-1] @ v
