@@ -187,7 +187,7 @@ def _gate(found: Audit, difference: Difference | None, fail_on: FailOn) -> int:
         from optpass.reporting.audit.baseline import findings
 
         if number := len(findings(found)):
-            print(f"optpass: failed: {number} findings (--fail-on any)", file=sys.stderr)
+            print(f"optpass: failed: {number} finding{'s' * (number != 1)} (--fail-on any)", file=sys.stderr)
             return FOUND
     return 0
 

@@ -51,7 +51,7 @@ def test_everything_is_written_and_the_output_stays_the_programs(program: Path, 
     done = audit("train.py", *files, "--fail-on", "any", "--", "--own", "-x", cwd=tmp_path)
     assert done.returncode == 1 and done.stdout == "out 8.0 ['--own', '-x']\n"
     for words in ("optpass audit: train.py --own -x\n", "1. train.py:6:5 in f\n", "6 | torch._dynamo.graph_break()\n",
-                  "wrote a.json\n", "failed: 1 findings"):  # fmt: skip
+                  "wrote a.json\n", "failed: 1 finding "):  # fmt: skip
         assert words in done.stderr, done.stderr
     made = read(tmp_path / "a.json")
     assert made.exit_code == 0 and made.partial is None and made.root == str(tmp_path)
@@ -66,7 +66,7 @@ def test_everything_is_written_and_the_output_stays_the_programs(program: Path, 
     done = audit("train.py", "more", *gate, cwd=tmp_path)
     assert done.returncode == 1 and done.stdout == "out 8.0 ['more']\n"
     assert "Against the baseline: 1 new, 0 gone, 1 the same" in done.stderr
-    assert "new: train.py:12:" in done.stderr and "failed: 1 new findings (--fail-on new)" in done.stderr
+    assert "new: train.py:12:" in done.stderr and "failed: 1 new finding (--fail-on new)" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])

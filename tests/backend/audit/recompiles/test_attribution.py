@@ -218,9 +218,10 @@ def test_originals_are_back_after_uninstall() -> None:
     from torch._dynamo import convert_frame
 
     before = (convert_frame._compile, convert_frame.CatchErrorsWrapper.__call__)
+    watched = hasattr(before[0], "__wrapped__")  # by the backend's own recording, which another test has begun
     collector = RecompileCollector()
     collector.install()
-    assert convert_frame._compile is not before[0]
+    assert (convert_frame._compile is before[0]) == watched
     collector.uninstall()
     assert (convert_frame._compile, convert_frame.CatchErrorsWrapper.__call__) == before
 
