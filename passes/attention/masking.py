@@ -127,6 +127,8 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
         return MaskPlan("causal", facts=facts, proofs=proofs)
     proved = [*((f.mask, p) for f, p in fills), *((t.bias.operand, t.facts) for t in terms)]
     row_free = frozenset(o for o, p in proved if p.kind == "padding" and "q" in _asked(o, frame, True)[1])
+    if any(abs(v) > scores.largest for t in terms for v in t.extremes if math.isfinite(v)):
+        raise Blocked("masked scores are cast to a dtype where they become infinite", site.output)
     if exact_rows and site.sink is None and any(t.vague(scores.added_in, no_key(site)) for t in terms):
         raise Blocked(f"rows without a single key would keep less of their scores{_ALLOWED}", site.output)
     limit = min(_SMALL, -no_key(site))
@@ -182,9 +184,7 @@ def _empty_rows(
     site: Site, fills: list[tuple[Fill, MaskFacts]], terms: list[_Term], training: bool, limit: float
 ) -> str:
     """See `MaskPlan.empty_rows`."""
-    # Two such numbers leave the keys that carry but one of them, or the lesser: not all keys of the row alike.
-    several = sum(t.drowns(no_key(site)) for t in terms) > 1
-    if training and (several or any(t.uneven(no_key(site)) for t in terms)):
+    if training and (_tells_keys_apart(site, terms) or any(t.uneven(no_key(site)) for t in terms)):
         raise Blocked(f"rows without a single key would pass other gradients{_ALLOWED}", site.output)
     if not fills:
         return "added"
@@ -198,6 +198,21 @@ def _empty_rows(
     if terms and not training:
         return "added"
     return "uniform" if math.isfinite(min(numbers)) else "nan"
+
+
+def _tells_keys_apart(site: Site, terms: list[_Term]) -> bool:
+    """Whether keys of a row without a single one are known to carry different numbers.
+
+    Of two numbers that drown scores, the keys with the lesser keep the weights; beside one, so do those with the least
+    of anything that is not lost in the sum with it.
+    """
+    drowning = [t for t in terms if t.drowns(no_key(site))]
+    if not drowning:
+        return False
+    rest = [abs(v) for t in terms if t not in drowning for v in t.extremes]
+    least = min(abs(v) for t in drowning for v in t.extremes if abs(v) >= -no_key(site))
+    unit = least * min(torch.finfo(dtype).eps for dtype in site.scores.added_in)
+    return len(drowning) > 1 or max(rest, default=0.0) >= unit / 2
 
 
 # ---- proofs -------------------------------------------------------------------------------------------------------

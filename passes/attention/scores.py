@@ -21,6 +21,8 @@ PRODUCTS = frozenset({"bmm", "mm", "baddbmm", "addmm"})
 MINUS_INFINITY = -9e8
 #: The largest mask value of a row without a key: scores that are added to it, in the dtype of the sum, are lost.
 NO_KEY = {torch.float16: -3e4, torch.bfloat16: -4e3, torch.float32: -1e8, torch.float64: -1e17}
+#: How many values above a bias are looked at for NaN.
+_LOOK = 32
 Constant = Callable[[Value], bool | int | float | None]
 FLOATS = {torch.float16: 0, torch.bfloat16: 0, torch.float32: 1, torch.float64: 2}
 
@@ -171,6 +173,7 @@ class Reader:
         scores.dtypes.append(value.dtype)
         if scores.biases:  # a sum with a large number is rounded once more, as if it were made in this dtype
             scores.added_in.append(value.dtype)
+            scores.largest = min(scores.largest, torch.finfo(value.dtype).max)
         scores.fills = [Fill(f.mask, f.keep_when, _rounded(f.fill, value.dtype), f.late) for f in scores.fills]
         return scores
 
@@ -272,6 +275,8 @@ class Reader:
         raise Blocked(_unknown(value), value)
 
     def _biased_by(self, scores: Scores, operand: Operand, coefficient: float, dtype: torch.dtype) -> None:
+        if _writes_nan(operand.value):
+            raise Blocked("NaN is added to the scores", operand.value)
         scores.added_in.append(dtype)
         scores.biases.append(Bias(operand, coefficient))
         scores.fills = [Fill(f.mask, f.keep_when, f.fill, f.late + 1) for f in scores.fills]
@@ -367,6 +372,20 @@ def row_maximum_values(candidate: Value, scores: Value) -> list[Value]:
         found.append(candidate)
         candidate = candidate.args[0]
     return found
+
+
+def _writes_nan(value: Value) -> bool:
+    """Whether an operation not far above fills in NaN: rows of it pass other gradients than any mask's."""
+    seen, todo = {value}, [value]
+    while todo and len(seen) < _LOOK:
+        item = todo.pop()
+        if any(isinstance(a, float) and math.isnan(a) for a in item.args):
+            return True
+        for source in item.inputs():
+            if source not in seen:
+                seen.add(source)
+                todo.append(source)
+    return False
 
 
 def _rounded(number: float, dtype: torch.dtype) -> float:

@@ -7,6 +7,7 @@ Axes (see `axes`) say which index each dim of each tensor runs over.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,6 +84,7 @@ class Scores:
         biases, fills, softcaps: in the order in which they are applied.
         dtypes: dtypes that the scores pass through, product first.
         added_in: dtypes that the biases are added in, and that the sums are cast to.
+        largest: beyond it a sum with a bias is infinite, for it is cast to a dtype that holds no more.
         shifted: True where a constant was added to rows: nothing to a softmax, but not to a softcap that follows.
         values: every value of the chain from the product to the softmax: what a rewrite makes dead.
         product: the product itself.
@@ -100,6 +102,7 @@ class Scores:
     softcaps: list[Softcap] = field(default_factory=list)
     dtypes: list[torch.dtype] = field(default_factory=list)
     added_in: list[torch.dtype] = field(default_factory=list)
+    largest: float = math.inf
     shifted: bool = False
     values: list[Value] = field(default_factory=list)
 
