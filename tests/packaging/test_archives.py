@@ -54,6 +54,7 @@ def test_wheel_holds_exactly_the_sources(root: Path, archives: Any) -> None:
         "optpass/reporting/schemas/optpass.analysis-1.json",
         "optpass/reporting/templates/base.html.j2",
         "optpass/passes/devices/documents.toml",
+        "optpass/auditing/fixes/knowledge/values.toml",
     ],
 )
 def test_wheel_holds_its_data(archives: Any, path: str) -> None:
