@@ -23,12 +23,19 @@ def rewrite(gm: fx.GraphModule) -> None:
             chain.append(step)
         if step not in products or not any("softmax" in str(n.target) for n in chain):
             continue
+        if _length(step.args[1], -1) != _length(last.args[1], -2):
+            continue  # keys without values: SDPA does not check, reads beyond them, and writes gradients there
         with gm.graph.inserting_before(last):
             key = gm.graph.call_method("transpose", (step.args[1], -2, -1))
             attention = torch.nn.functional.scaled_dot_product_attention
             fused = gm.graph.call_function(attention, (step.args[0], key, last.args[1]))
         last.replace_all_uses_with(fused)
     gm.recompile()
+
+
+def _length(node: Any, dim: int) -> Any:
+    """Elements along `dim`, as Dynamo saw them."""
+    return node.meta["example_value"].shape[dim]
 
 
 def compiler(counting: Counting) -> Callable[[Any], Any]:
