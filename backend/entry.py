@@ -13,12 +13,15 @@ from torch import fx
 
 from optpass.backend import exit_report, inner
 from optpass.backend.audit.standing import STANDING
+from optpass.backend.bound_sizes import take_sizes_from_tensors
 from optpass.backend.content_guard import Guarded
 from optpass.backend.contents import Contents
 from optpass.backend.device import fingerprint, spec_for
 from optpass.backend.identity import identity
 from optpass.backend.memory import attach
-from optpass.backend.memory.step import Accumulating, StepTensors, has_gradients
+from optpass.backend.memory.growth import Growth
+from optpass.backend.memory.planned import Case, Planned
+from optpass.backend.memory.step import StepTensors, has_gradients
 from optpass.backend.session import SESSIONS, Session, Timed
 from optpass.options import Options, resolve
 from optpass.passes.registry import selected
@@ -58,22 +61,24 @@ def _compile(
     mode: str | None,
     *,
     look: bool = True,
-    gradients: bool | None = None,
+    case: Case | None = None,
 ) -> Callable[..., Any]:
     """Compile one graph.
 
     Args:
         look: passes may look at what the module's tensors hold.
-        gradients: for a memory budget: gradients are there when a step begins; default: whether they are now.
+        case: what a memory budget is for; default: what is the case now.
     """
     start = time.perf_counter()
     ignored = inner.check(resolved, mode)
     passes = selected(resolved)
     spec = spec_for(resolved, example_inputs)
     serving, problem = inner.serving(resolved, example_inputs)
-    tensors = StepTensors.of(gm, example_inputs)
-    gradients = has_gradients(tensors) if gradients is None else gradients
-    memory, without_effect = attach.partitioner_of(gm, tensors, resolved, spec, serving, gradients=gradients)
+    tensors, dynamic = StepTensors.of(gm, example_inputs), Growth.of(gm, example_inputs)
+    case = Case(has_gradients(tensors)) if case is None else case
+    memory, without_effect = attach.partitioner_of(
+        gm, tensors, resolved, spec, serving, gradients=case.gradients, share=case.share
+    )
     uuid = attach.identity_of(identity(resolved, passes, fingerprint(resolved, spec)), memory)
     exit_report.register(resolved)
     STANDING.ask(resolved.audit)
@@ -104,7 +109,7 @@ def _compile(
     if memory is not None:
         session.file(attach.record_of(memory))
         again = functools.partial(_compile_again, contents.original(), f"graph_{session.record.id}", resolved, mode)
-        compiled = Accumulating(compiled, gradients, lambda there: again(gradients=there), tensors, memory)
+        compiled = Planned(compiled, case, again, tensors, memory, resolved, session.supersede, dynamic)
     if guards:
         name = f"graph_{session.record.id}_without_contents"
         without = functools.partial(_compile_again, contents.original(), name, resolved, mode)
@@ -121,20 +126,21 @@ def _compile_again(
     name: str,
     resolved: Options,
     mode: str | None,
-    gradients: bool | None = None,
+    case: Case | None = None,
 ) -> Callable[..., Any]:
     """The graph that `original` makes, compiled by Dynamo anew when it is called, with guards of its own."""
-    module = original()
+    module, kept = take_sizes_from_tensors(original())
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **_unused: Any) -> Callable[..., Any]:
-        return _compile(gm, example_inputs, resolved, mode, look=False, gradients=gradients)
+        return _compile(gm, example_inputs, resolved, mode, look=False, case=case)
 
     def run(*args: Any) -> Any:  # Dynamo leaves the `forward` of a graph module alone, unless something calls it
         return module(*args)
 
     # Dynamo counts recompiles by code, and gives up after some: each graph has its own.
     run.__code__ = run.__code__.replace(co_name=name)
-    return torch.compile(run, backend=backend)
+    compiled = torch.compile(run, backend=backend)
+    return lambda *args: compiled(*[args[i] for i in kept])
 
 
 def _reset() -> None:

@@ -95,6 +95,14 @@ class Session:
             with store.current().lock:
                 self.record.passes.append(record)
 
+    def supersede(self) -> None:
+        """The memory plan of this graph is in force no more: another compile of the graph serves its calls."""
+        with store.current().lock:
+            for record in self.record.passes:
+                for site in (*record.applied, *record.declined):
+                    if site.kind == "memory budget":
+                        site.kind = "memory budget of the first step"
+
     def _run(
         self,
         stage: Stage,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from optpass.bench.attention_heap import MAPPED
-from optpass.bench.attention_ways import FLEX, UNFUSED, Meter, Point, threads
+from optpass.bench.attention_ways import BLOCKS, FLEX, UNFUSED, Meter, Point, threads
 from optpass.bench.isolate import run_isolated
 from optpass.bench.progress import Progress
 from optpass.passes.attention import targets
@@ -18,9 +18,10 @@ from optpass.passes.attention.gate.table import NONE, Axes, Base, Figures
 
 #: How many regions one after another stand for a model of many layers.
 MANY = 4
-#: Masks between scores and softmax, as Inductor gets them, as SDPA does and as FlexAttention does.
+#: Masks between scores and softmax, as Inductor gets them, as SDPA does, our own operator and FlexAttention.
 UNFUSED_MASKS = (NONE, "computed", "loaded", "operand", "full", "softcap")
 FUSED_MASKS = (NONE, "causal", "operand", "full")
+BLOCKS_MASKS = (*FUSED_MASKS, "softcap")
 FLEX_MASKS = (NONE, "causal", "softcap")
 #: The unfused way without a mask, for `Meter.measure`.
 UNFUSED_ALONE = {UNFUSED: (UNFUSED, NONE)}
@@ -156,7 +157,7 @@ def _dims(grid: Grid, meter: Meter, kernels: Sequence[str], progress: Progress) 
 def _masks(grid: Grid, meter: Meter, kernel: str, progress: Progress) -> dict[str, Line]:
     if kernel == UNFUSED and meter.dtype in grid.brief:
         return {}
-    names = UNFUSED_MASKS if kernel == UNFUSED else FUSED_MASKS
+    names = {UNFUSED: UNFUSED_MASKS, BLOCKS: BLOCKS_MASKS}.get(kernel, FUSED_MASKS)
     lengths = grid.masked_lengths(kernel)
     ways = {name: (kernel, name) for name in names}
     _say(progress, meter, f"masks of {kernel}")

@@ -124,7 +124,7 @@ class Meter:
         if kernel == UNFUSED:
             run = self._unfused(mask, regions)
         elif kernel == BLOCKS:
-            run = _in_blocks(mask == "causal")
+            run = _in_blocks(mask == "causal", CAP if mask == "softcap" else 0.0)
         else:
             run = _flex(mask, point, self.device) if kernel == FLEX else _sdpa(kernel, mask == "causal")
         if not self.training:
@@ -238,10 +238,11 @@ def _sdpa(kernel: str, causal: bool) -> Callable[..., Tensor]:
     return attention
 
 
-def _in_blocks(causal: bool) -> Callable[..., Tensor]:
+def _in_blocks(causal: bool, cap: float) -> Callable[..., Tensor]:
     def attention(q: Tensor, k: Tensor, v: Tensor, operand: Tensor) -> Tensor:
         mask = operand.float()[(None,) * (4 - operand.dim())] if operand.dim() else None
-        return attention_in_blocks(q[None], k[None], v[None], mask, causal, q.shape[-1] ** -0.5)[0]
+        scale = q.shape[-1] ** -0.5 / (cap or 1.0)
+        return attention_in_blocks(q[None], k[None], v[None], mask, causal, scale, cap)[0]
 
     return attention
 

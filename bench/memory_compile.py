@@ -13,7 +13,7 @@ from unittest import mock
 from optpass.bench import memory_ways
 from optpass.bench.clocks import cpu_seconds
 
-INDUCTOR, BUDGETED, AGAIN = "inductor", "optpass with a budget", "inductor again"
+INDUCTOR, BUDGETED, AT_FLOOR = "inductor", "optpass, half-way to the floor", "optpass at its floor"
 #: Part of the way from the floor to the unconstrained peak at which planning is measured.
 _HALF = 0.5
 

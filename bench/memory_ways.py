@@ -14,8 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from optpass.bench import memory_journal
 from optpass.bench.clocks import clock
 from optpass.bench.harness import schedule
+from optpass.bench.stats import MIN_ROUNDS
 
 UNCONSTRAINED, FLOOR, FEWER = "optpass unconstrained", "optpass floor", "optpass, 70% fewer activation bytes"
 EAGER, EAGER_CHECKPOINT, COMPILED_CHECKPOINT = "eager", "eager, checkpointed", "compiled, checkpointed"
@@ -23,6 +25,8 @@ EAGER, EAGER_CHECKPOINT, COMPILED_CHECKPOINT = "eager", "eager, checkpointed", "
 FEWER_LEFT = 0.3
 #: A budget that nothing reaches.
 _ENDLESS = 1 << 50
+#: Peaks within this part of each other are one: two ways to it are not measured twice.
+ONE_PEAK = 0.002
 
 Way = dict[str, Any]
 
@@ -47,7 +51,7 @@ def beside(name: str) -> str:
 
 def measure(
     model: str, size: str, overrides: Mapping[str, Any], inner: str, ratios: Sequence[float],
-    fractions: Sequence[float], rounds: int, seed: int, budget_s: float,
+    fractions: Sequence[float], rounds: int, seed: int, budget_s: float, journal: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Every way of a model on the CPU, in this process, which must be fresh.
 
@@ -55,39 +59,52 @@ def measure(
         ratios: PyTorch's budgets.
         fractions: optpass's, as parts of the way from its floor to its unconstrained peak.
         rounds: samples of each way's time; 0 for peaks alone.
-        budget_s: wall seconds after which no new round of times begins.
+        budget_s: wall seconds after which no new round of times begins, once there are enough for an interval.
+        journal: where to write what was found so far.
 
     Returns:
         `statics`: bytes of parameters, buffers and inputs. `ways`: by name, `peak` and `left` (bytes above what was
         there before the step), `samples` (processor seconds of a step, by round), and for optpass `budget` and
-        `predicted` (bytes, in the same sense as `peak`).
+        `predicted` (bytes, in the same sense as `peak`); a way that could not be run has `failed` alone. `same`: ways
+        whose peak another way has too, by its name: their figures are that way's.
     """
-    bench = _Bench(model, size, overrides, inner, seed)
+    bench = _Bench(model, size, overrides, inner, seed, journal)
+    bench.attempt(EAGER, bench.make, bench.eager, False)
+    bench.attempt(EAGER_CHECKPOINT, bench.make, bench.eager, True)
+    bench.attempt(UNCONSTRAINED, bench.optpass, None)
+    bench.attempt(FLOOR, bench.optpass, 0)
+    bench.attempt(COMPILED_CHECKPOINT, bench.make, bench.checkpointed)
     for ratio in ratios:
-        bench.add(pytorch(ratio), bench.pytorch(ratio))
-    bench.add(EAGER, bench.eager(False))
-    bench.add(EAGER_CHECKPOINT, bench.eager(True))
-    bench.add(COMPILED_CHECKPOINT, bench.checkpointed())
-    bench.optpass(UNCONSTRAINED, None)
-    bench.optpass(FLOOR, 0)
-    top, bottom = bench.runs[UNCONSTRAINED].found, bench.runs[FLOOR].found
-    bench.optpass(FEWER, int(top["left"] + FEWER_LEFT * (top["peak"] - top["left"])))
-    for part in fractions:
-        bench.optpass(f"optpass {part:g}", int(bottom["peak"] + part * (top["peak"] - bottom["peak"])))
-    for ratio in ratios:
-        bench.optpass(beside(pytorch(ratio)), bench.runs[pytorch(ratio)].found["peak"])
+        bench.attempt(pytorch(ratio), bench.make, bench.pytorch, ratio)
+    top, bottom = bench.found(UNCONSTRAINED), bench.found(FLOOR)
+    if top and bottom:
+        bench.attempt(FEWER, bench.optpass, _fewer(top))
+        for part in fractions:
+            above = int(bottom["peak"] + part * (top["peak"] - bottom["peak"]))
+            bench.attempt(f"optpass {part:g}", bench.optpass, above)
+        for ratio in ratios:
+            bench.beside(pytorch(ratio))
     bench.time(rounds, budget_s)
-    return {"statics": bench.statics, "ways": {name: run.found for name, run in bench.runs.items()}}
+    return bench.answer()
+
+
+def _fewer(top: Way) -> int:
+    return int(top["left"] + FEWER_LEFT * (top["peak"] - top["left"]))
 
 
 class _Bench:
     """One model and the ways to run it."""
 
-    def __init__(self, model: str, size: str, overrides: Mapping[str, Any], inner: str, seed: int) -> None:
+    def __init__(
+        self, model: str, size: str, overrides: Mapping[str, Any], inner: str, seed: int, journal: str | None
+    ) -> None:
         from optpass.backend.memory.measure import storage_bytes
 
         self.model, self.size, self.overrides, self.inner, self.seed = model, size, dict(overrides), inner, seed
+        self.journal = journal
         self.runs: dict[str, _Run] = {}
+        self.failed: dict[str, str] = {}
+        self.same: dict[str, str] = {}
         self.module, self.inputs = self._built()
         self.statics = storage_bytes([list(self.module.parameters()), list(self.module.buffers()), self.inputs])
 
@@ -108,6 +125,31 @@ class _Bench:
             module.zero_grad(set_to_none=True)
 
         return step
+
+    def make(self, name: str, make: Callable[..., tuple[Callable[..., Any], Any]], *args: Any) -> None:
+        """Add the way that `make(*args)` sets up."""
+        self.add(name, make(*args))
+
+    def attempt(self, name: str, run: Callable[..., None], *args: Any) -> None:
+        """Run a way; one that fails is noted, and the others go on."""
+        memory_journal.write(self.journal, name, self.answer())
+        try:
+            run(name, *args)
+        except Exception as error:  # noqa: BLE001  # whatever it was: a verdict names it
+            self.runs.pop(name, None)
+            self.failed[name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+
+    def found(self, name: str) -> Way | None:
+        """What was found of a way; None if it failed."""
+        return self.runs[name].found if name in self.runs else None
+
+    def answer(self) -> dict[str, Any]:
+        """Everything found so far."""
+        ways: dict[str, Way] = {name: dict(run.found) for name, run in self.runs.items()}
+        ways |= {name: {"failed": text} for name, text in self.failed.items()}
+        for name, other in self.same.items():
+            ways[name] = ways[other] | ways.get(name, {})
+        return {"statics": self.statics, "ways": ways, "same": self.same}
 
     def add(self, name: str, made: tuple[Callable[..., Any], Any]) -> None:
         """Run a way twice, and measure its peak in the second run."""
@@ -174,6 +216,24 @@ class _Bench:
             "predicted slowdown": site.cost["predicted_slowdown"],
         }
 
+    def beside(self, other: str) -> None:
+        """optpass at the peak that the way `other` reaches; where it was run at about that peak already, that run."""
+        wanted, name = self.found(other), beside(other)
+        if wanted is None:
+            self.failed[name] = f"{other} could not be run"
+            return
+        top, bottom = self.runs[UNCONSTRAINED], self.runs[FLOOR]
+        for known, run in self.runs.items():
+            if known.startswith("optpass at") and abs(run.found["budget"] / wanted["peak"] - 1) <= ONE_PEAK:
+                self.same[name] = known
+                return
+        if wanted["peak"] >= top.found["peak"]:
+            self.same[name] = UNCONSTRAINED
+            return
+        self.attempt(name, self.optpass, wanted["peak"])
+        if bottom.found["budget"] > wanted["peak"] and name in self.runs:
+            self.runs[name].found["infeasible"] = True
+
     def _options(self, budget: int) -> dict[str, Any]:
         return {"memory_budget": budget, "optimizer": "none", "inner": self.inner}
 
@@ -200,11 +260,13 @@ class _Bench:
         for run in self.runs.values():
             run.found["samples"] = []
         for number, order in schedule(list(self.runs), rounds, self.seed):
-            if number % 2 == 0 and number and time.monotonic() - begun >= budget_s:
+            if number % 2 == 0 and number >= MIN_ROUNDS and time.monotonic() - begun >= budget_s:
                 break
+            memory_journal.write(self.journal, f"times, round {number + 1} of {rounds}", self.answer())
             gc.collect()
-            for name in order:
-                self.runs[name].found["samples"].append(tick(self.runs[name].step, 1))
+            taken = {name: tick(self.runs[name].step, 1) for name in order}
+            for name, seconds in taken.items():  # whole rounds only: intervals pair them
+                self.runs[name].found["samples"].append(seconds)
 
 
 def step_loss(module: Any, *inputs: Any) -> Any:

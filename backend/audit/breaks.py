@@ -7,6 +7,7 @@ because it stands in a loop, a context manager that cannot be left) is a record 
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,8 +21,9 @@ from optpass.reporting.audit.model import Break, BreakCost
 #: Not a place in the source but a function compiled too often: the silent eager ledger has it.
 NOT_BREAKS = frozenset({"Dynamo recompile limit exceeded", "Dynamo cache limit exceeded"})
 
-#: What Dynamo says of an object that it does not know, because what made it broke.
+#: What Dynamo says of an object that it does not know, because what made it broke; in torch 2.13, and in others.
 _OF_UNKNOWN = frozenset({"missing tp_iter", "Missing tp_iter", "missing tp_iternext", "Missing tp_iternext"})
+_ITERATES_UNKNOWN = re.compile(r"method `__(?:iter|next)__` of class|implements '__(?:iter|next)__' in C")
 
 Key = tuple[str, int, int | None, str]
 #: How grave an effect is, for the order of the report.
@@ -139,7 +141,7 @@ class BreakCollector:
         if behind is None or behind.key == key:
             return None
         # What the broken expression made is entered or iterated: had Dynamo traced the one, it would know the other.
-        takes = raw.enters or key[3] in _OF_UNKNOWN
+        takes = raw.enters or key[3] in _OF_UNKNOWN or _ITERATES_UNKNOWN.search(raw.message) is not None
         parents = (p for p in reversed(self._entries[behind.key].raw.stack) if p.file == place.file)
         parent = next(parents, self._entries[behind.key].place)
         return behind.key if takes and _encloses(place, parent) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,11 +27,11 @@ _FRAME = "Failed to handle graph break gracefully"
 
 @dataclass(frozen=True)
 class Seen:
-    """What the innermost traced frame told when Dynamo gave up in it."""
+    """What the innermost traced frame told when Dynamo gave up in it; `places` of all frames, the outermost first."""
 
     place: Place
     module: str | None
-    functions: tuple[str, ...]
+    places: tuple[Place, ...]
     opname: str
 
 
@@ -40,28 +40,38 @@ def remember(modules: dict[Key, Seen]) -> None:
     translator = dynamo.innermost_translator()
     if translator is None:
         return
-    code = translator.f_code
-    instruction = translator.current_instruction
-    positions = getattr(instruction, "positions", None)
-    line = getattr(translator, "lineno", None) or getattr(positions, "lineno", None) or code.co_firstlineno
+    code, opname = translator.f_code, str(getattr(translator.current_instruction, "opname", ""))
+    line = _line(translator)
     stack = getattr(translator, "nn_module_stack", None) or {}
     last = next(reversed(stack.values()), None)
     path = _GLOBAL.sub("", clean_path(str(last[0]))) if isinstance(last, tuple) and last else None
-    place = Place(
-        code.co_filename,
-        getattr(positions, "lineno", None) or line,
-        qualified(code),
+    places: list[Place] = []
+    while translator is not None and len(places) < _DEEPEST:
+        places.append(_standing(translator))
+        translator = getattr(translator, "parent", None)
+    place = places[0]
+    seen = Seen(place, path or None, tuple(reversed(places)), opname)
+    for column in {place.column, None}:  # Dynamo's stacks of torch before 2.13 have no columns
+        modules.setdefault((code.co_filename, line, code.co_name, column), seen)
+
+
+def _standing(translator: Any) -> Place:
+    """Where a traced frame stands: the place of the instruction that it is at, of the call for an outer frame."""
+    positions = getattr(translator.current_instruction, "positions", None)
+    return Place(
+        translator.f_code.co_filename,
+        getattr(positions, "lineno", None) or _line(translator),
+        qualified(translator.f_code),
         getattr(positions, "col_offset", None),
         getattr(positions, "end_lineno", None),
         getattr(positions, "end_col_offset", None),
     )
-    names: list[str] = []
-    while translator is not None and len(names) < _DEEPEST:
-        names.append(qualified(translator.f_code))
-        translator = getattr(translator, "parent", None)
-    seen = Seen(place, path or None, tuple(reversed(names)), str(getattr(instruction, "opname", "")))
-    for column in {place.column, None}:  # Dynamo's stacks of torch before 2.13 have no columns
-        modules.setdefault((code.co_filename, line, code.co_name, column), seen)
+
+
+def _line(translator: Any) -> int:
+    positions = getattr(translator.current_instruction, "positions", None)
+    found = getattr(translator, "lineno", None) or getattr(positions, "lineno", None)
+    return int(found or translator.f_code.co_firstlineno)
 
 
 def qualified(code: types.CodeType) -> str:
@@ -101,8 +111,8 @@ def _raw(error: BaseException, modules: dict[Key, Seen], effect: str) -> RawBrea
         seen = modules.get((last.filename, last.lineno or 0, last.name, getattr(last, "colno", None)))
     if seen is not None:
         places[-1] = seen.place
-        if len(seen.functions) == len(places):
-            places = [Place(**vars(p) | {"function": f}) for p, f in zip(places, seen.functions, strict=True)]
+        if len(seen.places) == len(places):
+            places = [_completed(p, known) for p, known in zip(places, seen.places, strict=True)]
     message = getattr(error, "msg", None) or str(error)
     kind = getattr(error, "gb_type", None)
     above = tuple(
@@ -117,6 +127,13 @@ def _raw(error: BaseException, modules: dict[Key, Seen], effect: str) -> RawBrea
 def _place(frame: Any) -> Place:
     column, end = getattr(frame, "colno", None), getattr(frame, "end_colno", None)
     return Place(frame.filename, frame.lineno or 0, frame.name, column, getattr(frame, "end_lineno", None), end)
+
+
+def _completed(place: Place, known: Place) -> Place:
+    """A place of Dynamo's stack with the function's qualified name, and with columns where that stack has none."""
+    if place.column is None and (place.file, place.line) == (known.file, known.line):
+        return known
+    return replace(place, function=known.function)
 
 
 def finish(event: FrameEvent, frame: Any, result: Any, error: BaseException | None) -> None:

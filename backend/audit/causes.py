@@ -20,11 +20,14 @@ import torch
 from optpass.backend.audit.containers import Containers, is_key
 from optpass.backend.audit.findings import GONE, Finding
 from optpass.backend.audit.guards import Failure
+from optpass.backend.audit.sources_text import prefixes
 from optpass.backend.audit.values import describe, shorten
 from optpass.reporting.audit.model import Cause
 
 _TYPE = re.compile(r"type=<(?:class|enum) '(?P<name>[^']+)'>")
 _SAME = re.compile(r"[LG]\[.* is [LG]\[.*")
+#: Where `mark_dynamic` and its kin note what they were told; before torch 2.13 that it is not there is guarded plainly.
+_MARK = re.compile(r"'(?P<name>_dynamo_\w+_(?:indices|range))'")
 _OBJECT_ID = re.compile(r"___check_obj_id\(.*, (?P<id>\d+)\), type=")
 _TENSOR: dict[str, Cause] = {
     "size": "shape", "dim": "shape", "stride": "stride", "dtype": "dtype", "device": "device",
@@ -83,7 +86,19 @@ class Judge(Containers):
         before, after = failure.before or "", failure.after or ""
         if cause == "object identity" and self.value(failure.source) is None:
             cause = self.home(failure.source) or "other"
-        return Finding(cause, text, before, after, name, failure.dimension)
+        fixed = self.fixed(failure.source)
+        library = bool(fixed) and self.of_torch(failure.source)
+        return Finding(cause, text, before, after, name, failure.dimension, fixed=fixed, library=library)
+
+    def fixed(self, source: str) -> str:
+        """'parameter' or 'buffer' where the tensor is a module's; '' for any other."""
+        path = prefixes(source)
+        holder = path[-2] if len(path) > 1 else ""
+        if holder.endswith("._buffers"):
+            return "buffer"
+        value = self.value(source)
+        held = holder.endswith("._parameters") or isinstance(value, torch.nn.Parameter)
+        return "parameter" if held else ""
 
     def process(self, failure: Failure) -> Finding:
         code = shorten(failure.code)
@@ -109,10 +124,10 @@ class Judge(Containers):
             return self.container(failure)
         if kind in ("MAPPING_KEYS_CHECK", "MAPPING_KEYS_MATCH", "DICT_VERSION", "KEY") or is_key(failure.source):
             return self.keys(failure)
+        if kind.startswith(("DIMENSION", "DYNAMIC")) or _MARK.search(failure.code):
+            return self.marking(failure)
         if kind in ("HASATTR", "NO_HASATTR", "INDEX"):
             return self.presence(failure)
-        if kind.startswith(("DIMENSION", "DYNAMIC")):
-            return self.marking(failure)
         if kind in ("WEAKREF_ALIVE", "NOT_NONE") and self.value(failure.source) is None:
             return Finding("weak reference", self.text(failure.source), "alive", "gone")
         if kind in ("LAMBDA_GUARD", "SYMBOLIC_SHAPE_GUARD"):
@@ -128,7 +143,7 @@ class Judge(Containers):
 
     def marking(self, failure: Failure) -> Finding:
         """`mark_dynamic` and its kin."""
-        name = re.search(r"'(?P<name>_dynamo_\w+)'", failure.code)
+        name = _MARK.search(failure.code)
         what = name["name"].removeprefix("_dynamo_").removesuffix("_indices") if name else "dynamic"
         text = self.text(failure.source)
         attribute = getattr(self.value(failure.source), name["name"], None) if name else None
@@ -161,6 +176,10 @@ class Judge(Containers):
         before = self.expected(failure, value)
         if failure.kind == "TYPE_MATCH":
             return self.retyped(failure, value, text)
+        owner = source.removesuffix("._size")
+        if owner != source and isinstance(self.value(owner), torch.nn.ParameterList):
+            place = self.text(owner)
+            return Finding("list length", f"len({place})", before, after, place)
         replaced = failure.kind == "ID_MATCH"
         if source.endswith(".training") and isinstance(self.value(source.removesuffix(".training")), torch.nn.Module):
             return Finding("training flag", text, before, after, text)
@@ -168,7 +187,14 @@ class Judge(Containers):
         if cause is None:
             cause = "object identity" if replaced else _of_text(before, value)
         choice = isinstance(value, enum.Enum)
-        return Finding(cause, text, before, after, text, replaced=replaced, choice=choice)
+        library = self.of_torch(source)
+        return Finding(cause, text, before, after, text, replaced=replaced, choice=choice, library=library)
+
+    def of_torch(self, source: str) -> bool:
+        """Whether it is an attribute of a module whose class torch defines: what it does with it is not the user's."""
+        owners = [self.value(owner) for owner in prefixes(source)[:-1]]
+        holder = next((owner for owner in reversed(owners) if isinstance(owner, torch.nn.Module)), None)
+        return type(holder).__module__.startswith("torch.")
 
     def expected(self, failure: Failure, value: Any) -> str:
         """What the guard expects, as text."""

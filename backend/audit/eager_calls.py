@@ -92,8 +92,8 @@ class Frames:
         """Tell `listener` from now on."""
         with self._lock:
             if not self._listeners:
-                found = [frames.FRAME.listen(self), guards.COMPILE.add(self)]
-                self.problems = [problem for problem in found if problem is not None]
+                found = {frames.FRAME: frames.FRAME.listen(self), guards.COMPILE: guards.COMPILE.add(self)}
+                self.problems = [f"{problem}: {point.loses}" for point, problem in found.items() if problem is not None]
             self._listeners = (*self._listeners, listener)
 
     def leave(self, listener: Listener) -> None:

@@ -7,18 +7,16 @@ import inspect
 import logging
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from optpass.backend.audit.causes import Judge
-from optpass.backend.audit.containers import keys_of
-from optpass.backend.audit.findings import Finding
+from optpass.backend.audit.findings import THREADS, Finding
 from optpass.backend.audit.guards import Failure, Modes, Scope, failures, plain
 from optpass.backend.audit.locations import Function, function_of, names_of
-from optpass.backend.audit.sources_text import prefixes, sources_in
+from optpass.backend.audit.remembered import THREAD, this_thread
+from optpass.backend.audit.sources_text import prefixes
 from optpass.backend.audit.values import describe, shorten
 from optpass.backend.compat import audit_guards as dynamo
 
@@ -38,6 +36,7 @@ class Why:
         guards: all failing guards of the closest cache entry.
         dynamic: what `torch.compile(dynamic=...)` was given.
         frame: name of the frame: the function's own, or that of what goes on behind a break.
+        entry: it is what the user compiled; False: a function that it calls by itself, since it breaks there.
     """
 
     function: Function
@@ -45,6 +44,7 @@ class Why:
     guards: tuple[str, ...]
     dynamic: bool | None
     frame: str = ""
+    entry: bool = True
 
 
 def is_limit(error: BaseException) -> bool:
@@ -54,37 +54,7 @@ def is_limit(error: BaseException) -> bool:
     return any(mark in text for mark in _LIMIT)
 
 
-def conditioned(manager: Any, call: dynamo.CompileCall) -> dict[str, str]:
-    """Values of the places that a new entry's guards put conditions on; the guards themselves do not keep them."""
-    parts = dynamo.conditions(manager)
-    scope = Scope({"L": call.local, "G": call.namespace})
-    found = {keys_of(source): describe(keys) for source, keys in dicts_in(call.local)}
-    for source in dict.fromkeys(source for part in parts for source in sources_in(plain(part))):
-        try:
-            found[source] = describe(scope.evaluate(source))
-        except Exception:  # noqa: BLE001  # Dynamo's own helpers are not known here: the condition is told instead
-            continue
-    return found
-
-
-def dicts_in(local: Mapping[str, Any], most: int = 200) -> Iterator[tuple[str, list[Any]]]:
-    """Dicts that a frame was called with, at most three steps deep, as Dynamo names them, with their keys."""
-    waiting: list[tuple[str, Any, int]] = [(f"L[{name!r}]", value, 3) for name, value in local.items()]
-    for source, value, depth in waiting:
-        if type(value) is dict:
-            yield source, list(value)
-            items = [(f"{source}[{key!r}]", item) for key, item in value.items() if type(key) in (str, int)]
-        elif type(value) in (list, tuple):
-            items = [(f"{source}[{index}]", item) for index, item in enumerate(value)]
-        elif isinstance(value, torch.Tensor) or type(value).__module__ == "builtins":
-            continue
-        else:
-            items = [(f"{source}.{name}", item) for name, item in list(getattr(value, "__dict__", {}).items())]
-        if depth and len(waiting) + len(items) <= most:
-            waiting.extend((inner, item, depth - 1) for inner, item in items)
-
-
-def explain(call: dynamo.CompileCall, made_for: Mapping[Any, dict[str, str]], modes: Modes | None) -> Why:
+def explain(call: dynamo.CompileCall, made_for: Mapping[Any, Mapping[str, str]], modes: Modes | None) -> Why:
     """Why the frame matches none of its cache entries: every failing guard of the closest one.
 
     The closest entry fails the fewest guards, those that fail for the same change taken as one; of several, the one
@@ -92,7 +62,7 @@ def explain(call: dynamo.CompileCall, made_for: Mapping[Any, dict[str, str]], mo
 
     Args:
         call: the compile.
-        made_for: by an entry's guard manager, values that it was compiled for (see `conditioned`).
+        made_for: by an entry's guard manager, values that it was compiled for (see `remembered`).
         modes: torch function modes of the call, which Dynamo has switched off by now; None: not known.
     """
     best: tuple[int, Any, list[Failure], Scope] | None = None
@@ -110,14 +80,14 @@ def explain(call: dynamo.CompileCall, made_for: Mapping[Any, dict[str, str]], mo
     if best is None:
         return _gone(call, function, dynamic)
     _, entry, failed, scope = best
-    names = names_of(call)
+    names = names_of(call) | _intermediate(call)
     free = () if dynamo.wrapped_callable(call) is not None else call.code.co_freevars  # of a frame of Dynamo's own
     judge = Judge(scope, free, names, made_for.get(entry.guard_manager, {}), _by_id)
     findings = [(judge.finding(failure), failure) for failure in failed]
     if not same_backend(dynamo.entry_backend(entry), call.backend):
         findings.insert(0, (_backend(entry, call), Failure("BACKEND", "the backend is the same", "")))
     if not findings:
-        findings = [(_unknown(entry, call), Failure("", "", ""))]
+        findings = [(_unknown(entry, call, made_for.get(entry.guard_manager, {})), Failure("", "", ""))]
     finding, failure = min(enumerate(findings), key=lambda item: (*_rank(*item[1]), item[0]))[1]
     finding = replace(finding, behind=_behind(call, failure.source))
     guards = tuple(_guard_text(f, failure, judge) for f, failure in findings[:_GUARDS])
@@ -135,6 +105,16 @@ def _behind(call: dynamo.CompileCall, source: str) -> int | None:
     stars = bool(origin.co_flags & inspect.CO_VARARGS) + bool(origin.co_flags & inspect.CO_VARKEYWORDS)
     given = origin.co_varnames[: origin.co_argcount + origin.co_kwonlyargcount + stars]
     return None if root[1] in (*given, *origin.co_freevars) else line
+
+
+def _intermediate(call: dynamo.CompileCall) -> dict[str, str]:
+    """Texts for values that no variable held when a break came: by the line of the break."""
+    line = dynamo.resumes_behind(call.code)
+    held = [name for name in call.local if name.startswith("___stack")]
+    if line is None:
+        return {}
+    numbered = {name: f" {name.removeprefix('___stack')}" if len(held) > 1 else "" for name in held}
+    return {f"L[{name!r}]": f"<value{number} of line {line}>" for name, number in numbered.items()}
 
 
 def _change(failure: Failure) -> tuple[str, ...]:
@@ -168,7 +148,9 @@ def _rank(finding: Finding, failure: Failure) -> tuple[int, int]:
 def _guard_text(finding: Finding, failure: Failure, judge: Judge) -> str:
     if failure.kind == "tensor":
         return f"{finding.source} == {finding.before}, now {finding.after}"
-    if failure.kind in ("", "state", "BACKEND", "TORCH_FUNCTION_MODE_STACK"):
+    if failure.kind == "BACKEND":
+        return f"{finding.source} == {finding.before}, now {finding.after}"
+    if failure.kind in ("", "state", "TORCH_FUNCTION_MODE_STACK"):
         return shorten(failure.code, 300)
     text = judge.condition_text(failure.code)
     if text == failure.code and not failure.kind.startswith("LAMBDA"):
@@ -191,8 +173,12 @@ def _gone(call: dynamo.CompileCall, function: Function, dynamic: Any) -> Why:
     return Why(function, finding, (reason,), dynamic if isinstance(dynamic, bool) else None)
 
 
-def _unknown(entry: Any, call: dynamo.CompileCall) -> Finding:
+def _unknown(entry: Any, call: dynamo.CompileCall, made_for: Mapping[str, str]) -> Finding:
     parts = dynamo.first_failure(entry, call.local)
+    if not parts and made_for.get(THREAD, this_thread()) != this_thread():
+        return Finding(
+            "other", THREADS, "compiled", "compiled again"
+        )  # it waited for the other, and did not look again
     return Finding("other", "", "", "", parts[0] if parts else "")
 
 

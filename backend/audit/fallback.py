@@ -27,27 +27,8 @@ class TraceReader:
 
     def __init__(self, on_break: Callable[[RawBreak], None]) -> None:
         self._on_break = on_break
-        self._handler = dynamo.TraceHandler(self._record)
-        self._level: int | None = None
-
-    def start(self) -> bool:
-        """Listen; False where torch has no such log."""
-        log = dynamo.trace_log()
-        if log is None:
-            return False
-        if self._handler not in log.handlers:
-            self._level = log.level
-            log.addHandler(self._handler)
-            log.setLevel(min(log.level or 10, 10))
-        return True
-
-    def stop(self) -> None:
-        """Listen no longer."""
-        log = dynamo.trace_log()
-        if log is not None and self._handler in log.handlers:
-            log.removeHandler(self._handler)
-            if self._level is not None:
-                log.setLevel(self._level)
+        log = dynamo.TraceListener(self._record)
+        self.start, self.stop = log.start, log.stop
 
     def _record(self, name: str, metadata: dict[str, Any], payload: str) -> None:
         if name == _ARTIFACT and (found := parse(payload)) is not None:

@@ -22,8 +22,10 @@ class Finding:
         place: the thing itself where `source` names a property of it: 'x' of 'x.size(1)'.
         dimension: of a size or stride.
         dynamic: the guard is a condition on a symbol, so `before` may be that condition.
+        fixed: 'parameter' or 'buffer' of a module, whose sizes Dynamo never makes dynamic unless it is told to.
         replaced: an object, or one of another type, is in its place.
         choice: one of a closed set, as a member of an enum.
+        library: an attribute, parameter or buffer of a module that torch itself defines.
         behind: line of the graph break that it was computed in front of, where the break's continuation depends on it.
     """
 
@@ -34,9 +36,15 @@ class Finding:
     place: str = ""
     dimension: int | None = None
     dynamic: bool = False
+    fixed: str = ""
     replaced: bool = False
     choice: bool = False
+    library: bool = False
     behind: int | None = None
+
+
+#: Source of a recompile that no guard explains, since the entry that fits was made by another thread meanwhile.
+THREADS = "calls in several threads at once"
 
 
 class _Gone:

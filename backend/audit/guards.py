@@ -134,13 +134,19 @@ class _Walk:
         try:
             value = self.scope.evaluate(source)
         except (AttributeError, KeyError, IndexError) as error:
-            self.missing(source, error)
+            self.missing(manager, source, error)
             return
         except Exception:  # noqa: BLE001  # a source that only Dynamo can follow; its guards are checked as a whole
             return
         self.visit(manager, source, value)
 
-    def missing(self, source: str, error: Exception) -> None:
+    def missing(self, manager: Any, source: str, error: Exception) -> None:
+        if isinstance(error, AttributeError) and source.endswith(".__code__"):
+            # Of functions Dynamo compares the code: something else that can be called is in the function's place.
+            parts = [plain(part) for leaf in manager.get_leaf_guards() for part in leaf.verbose_code_parts()]
+            code = next((part for part in parts if source in part), f"{source} is there")
+            self.found.append(Failure("ID_MATCH", code, source.removesuffix(".__code__")))
+            return
         kind = {AttributeError: "HASATTR", KeyError: "KEY", IndexError: "INDEX"}.get(type(error), "MISSING")
         self.found.append(Failure(kind, f"{source} is there", source, after="missing"))
 

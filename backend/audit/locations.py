@@ -28,9 +28,9 @@ def code_place(code: types.CodeType) -> Function:
 
 
 def function_of(call: dynamo.CompileCall) -> Function:
-    """The function that the user compiled, where Dynamo wrapped it in a frame of its own."""
+    """The function that the user compiled, where Dynamo or a decorator wrapped it in a frame of its own."""
     wrapped = dynamo.wrapped_callable(call)
-    code = code_of(wrapped) if wrapped is not None else None
+    code = code_of(wrapped) if wrapped is not None else _below_a_decorator(call)
     return code_place(code if code is not None else call.code)
 
 
@@ -57,12 +57,10 @@ def _names_below_a_decorator(call: dynamo.CompileCall) -> dict[str, str]:
     code = call.code
     names = code.co_varnames
     first = code.co_argcount + code.co_kwonlyargcount
-    owner = call.local.get(names[0]) if names and code.co_argcount else None
-    method = inspect.getattr_static(type(owner), "forward", None) if isinstance(owner, torch.nn.Module) else None
-    if not callable(method) or getattr(method, "__code__", None) is not code or not hasattr(method, "__wrapped__"):
+    inner = _below_a_decorator(call)
+    if inner is None:
         return {}
-    inner = getattr(inspect.unwrap(method), "__code__", None)
-    given = inner.co_varnames[: inner.co_argcount] if inner is not None else ()
+    given = inner.co_varnames[: inner.co_argcount]
     found: dict[str, str] = {}
     if code.co_flags & inspect.CO_VARARGS:
         taken = given[code.co_argcount :]
@@ -72,6 +70,21 @@ def _names_below_a_decorator(call: dynamo.CompileCall) -> dict[str, str]:
     if isinstance(keywords, dict):
         found |= {f"L[{names[first]!r}][{key!r}]": str(key) for key in keywords}
     return found
+
+
+def _below_a_decorator(call: dynamo.CompileCall) -> types.CodeType | None:
+    """The `forward` of a module that the frame's function wraps and says so; None where it is no such wrapper.
+
+    All functions below one decorator share the wrapper's code: only the module tells whose frame it is.
+    """
+    code = dynamo.user_code(call.code)
+    names = code.co_varnames
+    owner = call.local.get(names[0]) if names and code.co_argcount else None
+    method = inspect.getattr_static(type(owner), "forward", None) if isinstance(owner, torch.nn.Module) else None
+    if not callable(method) or getattr(method, "__code__", None) is not code or not hasattr(method, "__wrapped__"):
+        return None
+    inner = getattr(inspect.unwrap(method), "__code__", None)
+    return inner if isinstance(inner, types.CodeType) else None
 
 
 def code_of(target: Any) -> types.CodeType | None:

@@ -106,14 +106,9 @@ class _Local(threading.local):
         self.verdict: Verdict | None = None
 
 
-class _Inlined:
-    """Watches Dynamo trace a function into the graph of one that calls it."""
-
-    def before(self, args: Args, kwargs: Kwargs) -> Any:
-        FRAMES.note(args[0].f_code)
-
-    def after(self, token: Any, args: Args, result: Any, error: BaseException | None) -> None:
-        return None
+def _inlined(translator: Any, _: types.FrameType) -> None:
+    """Dynamo traces a function into the graph of one that calls it."""
+    FRAMES.note(translator.f_code)
 
 
 class Outside:
@@ -130,7 +125,6 @@ class Outside:
             (entry.COMPILED, _Handed(self, compiled=True)),
             (entry.NOT_COMPILED, _Handed(self, compiled=False)),
             (entry.SET_STANCE, _Stance(self)),
-            (entry.INLINED, _Inlined()),
         )
         self._calls = _Calls(self)
         self._lookups = entry.Lookups(self.found)
@@ -139,8 +133,10 @@ class Outside:
         """Tell `listener` from now on."""
         with self._lock:
             if not self._listeners:
-                found = [f"{problem}: {point.loses}" for point, w in self._hooks if (problem := point.add(w))]
-                self.problems = found
+                told = [(point, point.add(watcher)) for point, watcher in self._hooks]
+                told.append((entry.INLINED, entry.INLINED.add_quick(_inlined)))
+                told.append((entry.ENTER, entry.ENTER.problem()))  # watched only while a stance is in force
+                self.problems = [f"{problem}: {point.loses}" for point, problem in told if problem is not None]
             self._listeners = (*self._listeners, listener)
             self._given[id(listener)] = []
         self.stance_is(entry.stance(), self._where)
@@ -154,6 +150,7 @@ class Outside:
             if not self._listeners:
                 for point, watcher in self._hooks:
                     point.remove(watcher)
+                entry.INLINED.remove_quick(_inlined)
                 self._watch_calls(False)
 
     def after_fork(self) -> None:
@@ -195,6 +192,8 @@ class Outside:
     def never_called(self, listener: Listener) -> list[Verdict]:
         """Functions compiled since `listener` began that nobody called."""
         self.flush()
+        if frames.FRAME.problem() is not None or entry.INLINED.problem() is not None:
+            return []  # in this torch, functions that were called look like those that were not
         found: dict[tuple[str, int, str], Verdict] = {}
         for given in self._given.get(id(listener), ()):
             code = given.code()

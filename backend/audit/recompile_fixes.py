@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from optpass.backend.audit import recompile_fixes_tensors as tensors
 from optpass.backend.audit.buckets import buckets
-from optpass.backend.audit.findings import Finding
+from optpass.backend.audit.findings import THREADS, Finding
+from optpass.backend.audit.recompile_fixes_tensors import Case
 from optpass.reporting.audit.model import Cause
 
-_ODD = (
-    "size {0} is always compiled by itself: pad or skip such a {1}, or call torch._dynamo.decorators."
-    "mark_unbacked({1}, {2}) before the first call, if nothing in the function asks for the size."
-)
 
-
-@dataclass(frozen=True)
-class Case:
-    """What a fix may depend on.
-
-    Attributes:
-        values: values seen, in order, each once.
-        count: recompiles so far.
-        dynamic: what `torch.compile(dynamic=...)` was given; None: nothing.
-    """
-
-    finding: Finding
-    values: Sequence[str]
-    count: int
-    dynamic: bool | None
-
-
-def advice(finding: Finding, values: Sequence[str], count: int, dynamic: bool | None) -> str:
+def advice(finding: Finding, values: Sequence[str], count: int, dynamic: bool | None, *, entry: bool = True) -> str:
     """What to do, in one to three sentences; never empty."""
-    case = Case(finding, values, count, dynamic)
+    case = Case(finding, values, count, dynamic, entry)
     if finding.behind is not None:
         return _behind(case)
     return _TEXTS.get(finding.cause, _other)(case)
@@ -50,41 +30,6 @@ def _behind(case: Case) -> str:
     if found.cause in ("int", "float", "bool"):
         return text + " A tensor's value (`.item()`) is best kept a tensor: as a Python number it is a constant."
     return text
-
-
-def _shape(case: Case) -> str:
-    finding, name = case.finding, case.finding.place
-    if finding.source.endswith(".dim()"):
-        return f"Give {name} the same number of dimensions in every call, e.g. with unsqueeze or reshape before it."
-    if finding.dimension is None:
-        return f"Mark {name}'s dimensions before its first call, not behind it: a mark that is new is compiled anew."
-    mark = f"torch._dynamo.mark_dynamic({name}, {finding.dimension})"
-    lengths = [int(value) for value in case.values if value.isdigit()]
-    odd = next((value for value in (finding.before, finding.after, *case.values) if value in ("0", "1")), None)
-    if case.dynamic is False:
-        first = f"Leave dynamic=False out of torch.compile, and call {mark} before the first call."
-    elif odd is not None and len(lengths) > 2:
-        first = f"Call {mark} before the first call; {_ODD.format(odd, name, finding.dimension)}"
-    elif odd is not None:
-        text = _ODD.format(odd, name, finding.dimension)
-        first = text[0].upper() + text[1:]
-    elif case.dynamic is True or finding.dynamic or case.count > 1:
-        first = (
-            f"The function itself asks for {finding.source} (a branch on it, a fixed size to reshape or expand to), "
-            f"which ties the graph to it: do without, or make it hold for all sizes with torch._check; {mark} then "
-            "says where it is tied."
-        )
-    else:
-        first = f"Call {mark} before the first call, or compile with torch.compile(dynamic=True)."
-    return first + _bucket_text(case, lengths)
-
-
-def _bucket_text(case: Case, lengths: list[int]) -> str:
-    bounds = buckets(lengths) if len(lengths) >= 3 else []
-    if not bounds:
-        return ""
-    shown = ", ".join(map(str, bounds))
-    return f" Or pad dimension {case.finding.dimension} of {case.finding.place} up to the next of {shown}."
 
 
 def _dtype(case: Case) -> str:
@@ -109,43 +54,6 @@ def _device(case: Case) -> str:
     )
 
 
-def _stride(case: Case) -> str:
-    name = case.finding.place
-    return f"Pass {name}.contiguous() (or one memory format throughout): the compiled code is made for one layout."
-
-
-def _requires_grad(case: Case) -> str:
-    found = case.finding
-    if "." in found.place:
-        return f"Set {found.source} before the first call and keep it: freeze between runs, not between calls."
-    return (
-        f"Pass {found.place} with the same requires_grad in every call: detach() it, or requires_grad_() it, before "
-        "the call."
-    )
-
-
-def _grad_mode(case: Case) -> str:
-    if case.finding.source == "torch.is_grad_enabled()":
-        return (
-            "Training and evaluation are two graphs, so one recompile is right. To have only one, enter "
-            "torch.no_grad() (or torch.set_grad_enabled) in the same place for all calls, outside of the compiled "
-            "function, or compile one function for each."
-        )
-    if case.finding.source == "torch.is_inference_mode_enabled()":
-        return (
-            "Calls inside and outside of torch.inference_mode() need a graph each, so one recompile is right. To have "
-            "only one, make all calls inside, or use torch.no_grad() instead."
-        )
-    return (
-        f"Tensors made under torch.inference_mode() and others need a graph each: make {case.finding.place or 'them'} "
-        "under one mode, or use torch.no_grad() instead."
-    )
-
-
-def _autocast(case: Case) -> str:
-    return "Enter torch.autocast inside of the compiled function, or around all of its calls: each setting is a graph."
-
-
 def _container(case: Case) -> str:
     return (
         f"Keep the number of items in {case.finding.place} fixed (pad it), pass one stacked tensor, or loop over it "
@@ -165,13 +73,11 @@ def _value(case: Case, what: str = "") -> str:
     kind = what or {"int": "an int", "float": "a float", "str": "a str", "bool": "a bool"}.get(found.cause, "a value")
     if found.cause == "float" and "param_groups" in found.source:
         return (
-            f"Give the optimizer a tensor (lr=torch.tensor({found.before})), which schedulers change in place: a float "
-            "is a constant of the graph."
+            f"Give the optimizer a tensor (lr=torch.tensor({found.before})), which schedulers change in place: the "
+            "graph is made for a float's value."
         )
     if found.cause == "float":
-        return (
-            f"Pass {found.source} as a tensor, torch.tensor({found.after}): a Python float is a constant of the graph."
-        )
+        return f"Pass {found.source} as a tensor, torch.tensor({found.after}): {_made_for(case)}"
     if found.cause == "int":
         limit = (
             "" if case.dynamic is not False else " Leave dynamic=False out of torch.compile: an int can be a symbol."
@@ -190,6 +96,20 @@ def _value(case: Case, what: str = "") -> str:
     )
 
 
+def _made_for(case: Case) -> str:
+    """Why a Python number costs a compile. Dynamo takes most for variable once they change; ints of modules not."""
+    found = case.finding
+    fixed = found.cause == "module attribute" and not any("." in value for value in (found.before, found.after))
+    if case.dynamic is False:
+        return "with dynamic=False a graph is made for each value of a Python number."
+    if fixed or case.count > 1:
+        return "a graph is made for each value of this Python number."
+    return (
+        "a graph is made for the first value of a Python number, and one more when it changes, for all others that the "
+        "function does not decide by."
+    )
+
+
 def _attribute(case: Case) -> str:
     found = case.finding
     if found.replaced:
@@ -197,16 +117,18 @@ def _attribute(case: Case) -> str:
             f"Set {found.source} once, before the first call; where it must change, keep both objects and compile one "
             "function for each."
         )
-    if _is_number(found.after) or _is_number(found.before):
+    if _is_number(found.before) and not found.library:
         name = found.source.rpartition(".")[2]
         if name.isidentifier() and name != found.source:
             owner = found.source.removesuffix(f".{name}")
             made = f"{owner}.register_buffer({name!r}, torch.tensor({found.before}))"
             return (
-                f"Make it a tensor: {made} in __init__, and change it in place with {found.source}.fill_(value); a "
-                "Python number in a module is a constant of the graph."
+                f"Make it a tensor: {made} in __init__, and change it in place with {found.source}.fill_(value): "
+                f"{_made_for(case)}"
             )
-        return f"Make {found.source} a tensor and change it in place: a Python number is a constant of the graph."
+        return f"Make {found.source} a tensor and change it in place: {_made_for(case)}"
+    if found.library:
+        return f"Set {found.source} before the first call and leave it: each value is a graph."
     return (
         f"Set {found.source} before the first call and leave it, or pass it to forward as an argument where it must "
         "change: each value is a graph."
@@ -219,19 +141,21 @@ def _global(case: Case) -> str:
         return f"Do not put another object in {found.source}: pass it as an argument, or set it once."
     if _is_number(found.after):
         return (
-            f"Make {found.source} a tensor and change it in place, or pass it as an argument: a global is a constant."
+            f"Make {found.source} a tensor and change it in place, or pass a tensor as an argument: {_made_for(case)}"
         )
-    return f"Set {found.source} once, before the first call, or pass it as an argument: a global is a constant."
+    return (
+        f"Set {found.source} once, before the first call, or pass it as an argument: a graph is made for each value "
+        "of it."
+    )
 
 
 def _closure(case: Case) -> str:
     found = case.finding
     if found.replaced:
         return f"Do not rebind {found.source}: the compiled function closes over it; pass it as an argument."
-    number = ", as a tensor where it is a number" if _is_number(found.after) else ""
-    return (
-        f"Pass {found.source} as an argument{number}, instead of closing over it: its value is a constant of the graph."
-    )
+    if _is_number(found.after):
+        return f"Pass {found.source} as an argument, as a tensor, instead of closing over it: {_made_for(case)}"
+    return f"Pass {found.source} as an argument, instead of closing over it: a graph is made for each value of it."
 
 
 def _identity(case: Case) -> str:
@@ -275,6 +199,8 @@ def _other(case: Case) -> str:
             f"None and a value are two graphs, so one recompile is right. To have only one, pass {name} always: a "
             "tensor that changes nothing (zeros to add, ones to multiply with) where there is none."
         )
+    if name == THREADS:
+        return "Call it once in one thread before others do: threads that call it at the same time compile it each."
     if name.startswith("torch."):
         return f"Set it once, before the first compiled call: {name} is part of what the graph was made for."
     if name:
@@ -291,8 +217,9 @@ def _is_number(text: str) -> bool:
 
 
 _TEXTS: dict[Cause, Callable[[Case], str]] = {
-    "shape": _shape, "dtype": _dtype, "device": _device, "stride": _stride, "requires_grad": _requires_grad,
-    "grad mode": _grad_mode, "autocast": _autocast, "list length": _container, "dict keys": _keys,
+    "shape": tensors.shape, "dtype": _dtype, "device": _device, "stride": tensors.stride,
+    "requires_grad": tensors.requires_grad, "grad mode": tensors.grad_mode, "autocast": tensors.autocast,
+    "list length": _container, "dict keys": _keys,
     "int": _value, "float": _value, "str": _value, "bool": _value, "module attribute": _attribute, "global": _global,
     "closure": _closure, "object identity": _identity, "training flag": _training, "backend": _backend,
     "weak reference": _weak, "other": _other,

@@ -20,7 +20,12 @@ from optpass.reporting.audit.model import SilentKind
 _GENERATOR = 0x20 | 0x80 | 0x200  # inspect's CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
 _LIMIT_NAME = re.compile(r"(accumulated_)?(recompile|cache_size)_limit")
 _LIMIT_VALUE = re.compile(r"currently set to (\d+)")
-_OWN = ("optpass", "passes", "backend")
+#: Instructions where a function may take one of several ways, and those that may run a tensor operation.
+_WAYS = ("POP_JUMP", "JUMP_IF", "FOR_ITER", "MATCH_", "SEND")
+_WORK = (
+    "CALL", "BINARY_", "UNARY_NEGATIVE", "UNARY_INVERT", "COMPARE_", "STORE_SUBSCR", "CONTAINS_", "LOAD_ATTR",
+    "FOR_ITER",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,10 @@ def judge(frame: Any, result: Any, attempt: Attempt) -> Verdict | None:
     if attempt.compiled:
         if is_torch(code) and attempt.call is not None and guards.wrapped_callable(attempt.call) is None:
             return None
-        return _of_error(place, attempt) if attempt.error is not None else _without_ops(place, code)
+        if attempt.error is not None:
+            return _of_error(place, attempt)
+        # Of Python's own library nobody asked to compile anything: it was called from code that runs eager.
+        return None if is_standard(code) else _without_ops(place, code)
     if is_torch(code) or is_standard(code) or frames.is_skipped_file(code):
         return None
     if frames.dynamo_disabled():
@@ -92,16 +100,27 @@ def _place(attempt: Attempt, code: types.CodeType) -> Function:
     return code_place(inner if inner is not None else code)
 
 
-def is_entry() -> bool:
-    """Whether the frame that Dynamo was asked about is what the user compiled: nothing of theirs is in between."""
+def is_entry(resumed: types.CodeType | None = None) -> bool:
+    """Whether the frame that Dynamo was asked about is what the user compiled: nothing of theirs is in between.
+
+    Args:
+        resumed: the user's function, where the frame goes on behind a break of it: its own frames do not count.
+    """
+    own = None if resumed is None else _place_of(resumed)
     for frame in frames.frames_above(1):
         code = frame.f_code
+        if own is not None and own == _place_of(guards.user_code(code)):
+            continue
         if code.co_name == "compile_wrapper" and code.co_filename.endswith("eval_frame.py"):
             return True
         module = str(frame.f_globals.get("__name__", ""))
         if not (is_torch(code) or module.startswith(("optpass.", "torch.")) or "optpass" in code.co_filename[:8]):
             return False
     return False
+
+
+def _place_of(code: types.CodeType) -> tuple[str, int]:
+    return code.co_filename, code.co_firstlineno
 
 
 def _of_error(place: Function, attempt: Attempt) -> Verdict | None:
@@ -161,8 +180,18 @@ def _limit(place: Function, error: BaseException, change: str) -> Verdict:
 
 
 def _without_ops(place: Function, code: types.CodeType) -> Verdict | None:
-    if not _branches(code):
-        return None  # it takes the same way whatever it is called with: there is nothing to compile
+    if not _may_compute(code):
+        return None  # there is nothing to compile, whatever it is called with
+    behind = guards.resumes_behind(code)
+    if behind is not None:
+        return Verdict(
+            "skip poisoned",
+            place,
+            f"One call took a way behind the graph break in line {behind} that runs no tensor operation; Dynamo took "
+            "all that goes on there for code that never does, and runs it eager for ever.",
+            f"Solve the graph break in line {behind}; or take the early return outside of the compiled function, or "
+            "set torch._dynamo.config.allow_empty_graphs = True.",
+        )
     return Verdict(
         "skip poisoned",
         place,
@@ -173,15 +202,23 @@ def _without_ops(place: Function, code: types.CodeType) -> Verdict | None:
     )
 
 
-def _branches(code: types.CodeType) -> bool:
-    """Whether another call may take another way; of a function that goes on behind a break, only what is left."""
+def _may_compute(code: types.CodeType) -> bool:
+    """Whether another call may take another way, and something but raising an error is done on any of them.
+
+    Of a function that goes on behind a break, only what is left counts.
+    """
     instructions = list(dis.get_instructions(code))
     start = 0
     if is_resume(code):
         jump = next((i for i in instructions if i.opname.startswith("JUMP") and isinstance(i.argval, int)), None)
         start = jump.argval if jump is not None and jump.argval > jump.offset else 0
-    names = ("POP_JUMP", "JUMP_IF", "FOR_ITER", "MATCH_", "SEND")
-    return any(i.offset >= start and i.opname.startswith(names) for i in instructions)
+    branches = works = pending = False
+    for i in (i for i in instructions if i.offset >= start):
+        if i.is_jump_target or i.opname.startswith(_WAYS):
+            works, pending = works or pending, False
+        branches = branches or i.opname.startswith(_WAYS)
+        pending = i.opname != "RAISE_VARARGS" and (pending or i.opname.startswith(_WORK))
+    return branches and (works or pending)
 
 
 def _disabled(place: Function) -> Verdict:

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 #: Evaluates an expression in the scope of its guards; raises what evaluation raises.
 Evaluate = Callable[[str], Any]
 
@@ -151,7 +153,7 @@ class _Writer:
             ) if _BUILTINS.match(name):
                 return key
             case ast.Attribute(value=owner, attr=attribute), ast.Constant(value=str(key)) if attribute in _HELD:
-                return self.write(owner) + _member(key)
+                return self.write(owner) + (f"[{key!r}]" if self.keyed(owner) else _member(key))
             case ast.Attribute(value=owner, attr="_data"), ast.Constant(value=bytes(key)):  # os.environ
                 return f"{self.write(owner)}[{key.decode(errors='replace')!r}]"
             case ast.Attribute(value=owner, attr="__dict__"), ast.Constant(value=str(key)):
@@ -173,6 +175,10 @@ class _Writer:
             case ast.Call(func=ast.Name(id="list"), args=[ast.Call(args=[mapping])]), _:
                 return f"list({self.write(mapping)})[{ast.unparse(index)}]"
         return f"{self.write(inner)}[{ast.unparse(index)}]"
+
+    def keyed(self, owner: ast.AST) -> bool:
+        """Whether the members of a module are its items: of a `ModuleDict` or a `ParameterDict`."""
+        return isinstance(self._evaluated(owner), torch.nn.ModuleDict | torch.nn.ParameterDict)
 
     def attribute(self, inner: ast.AST, attribute: str) -> str:
         if attribute in ("cell_contents", "__dict__", "__code__", "__func__"):

@@ -153,7 +153,7 @@ class Watch:
     @property
     def fallback(self) -> bool:
         """Whether breaks are read from the trace log, for want of a hook."""
-        return dynamo.LOG_GRAPH_BREAK.observes in self.problems
+        return dynamo.LOG_GRAPH_BREAK.observes in self.problems and dynamo.trace_log() is not None
 
     @property
     def in_detail(self) -> bool:
@@ -202,8 +202,11 @@ class Watch:
         for point, watcher in self._hooks:
             if (problem := point.add(watcher)) is not None:
                 self._lose(point, problem)
-        if self.fallback:
-            self._trace.start()
+        what = dynamo.LOG_GRAPH_BREAK.observes
+        if what in self.problems and not self._trace.start():
+            self.problems[what] = (
+                f"{dynamo.LOG_GRAPH_BREAK.problem()}, and Dynamo's trace log as well: no breaks are known"
+            )
 
     def _lose(self, point: HookPoint, problem: str) -> None:
         self.problems[point.observes] = f"{problem}: {point.loses}"

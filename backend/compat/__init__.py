@@ -42,10 +42,12 @@ from optpass.backend.compat.inductor import inductor_config as inductor_config
 from optpass.backend.compat.inductor import inductor_config_keys as inductor_config_keys
 from optpass.backend.compat.inductor import inductor_decompositions as inductor_decompositions
 from optpass.backend.compat.inductor import joint_graph_passes as joint_graph_passes
+from optpass.backend.compat.inductor import lays_out_convolutions as lays_out_convolutions
 from optpass.backend.compat.inductor import min_cut_partition as min_cut_partition
 from optpass.backend.compat.inductor import mode_patches as mode_patches
 from optpass.backend.compat.inductor import modes as modes
 from optpass.backend.compat.inductor import triton_problem as triton_problem
+from optpass.backend.compat.memory_names import budget_problem as budget_problem
 from optpass.backend.compat.schedule import buffer_layout as buffer_layout
 from optpass.backend.compat.schedule import current_graph_is_backward as current_graph_is_backward
 from optpass.backend.compat.schedule import extern_inputs as extern_inputs
@@ -71,5 +73,8 @@ def self_test() -> list[str]:
         missing.append(f"{problem}: Inductor's patterns are all left out, not only those of attention, which are wrong")
     if not KNOWS_MODULES:
         missing.append("torch._dynamo.source.NNModuleSource: nothing is proved from what buffers hold")
+    problem = budget_problem(inductor=True)
+    if problem is not None:
+        missing.append(f"{problem}: the option 'memory_budget' has no effect")
     missing.extend(audit_problems())
     return missing

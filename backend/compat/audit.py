@@ -1,18 +1,20 @@
-"""What the audit reads of Dynamo: its hook points, the registry of graph breaks, compile metrics, trace records.
+"""What the audit reads of Dynamo: its hook points, the registry of graph breaks, compile metrics.
 
 Each reader gives None (or nothing) where this torch has no such thing; `audit_problems` says what is lost for it.
 """
 
 from __future__ import annotations
 
-import logging
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from optpass.backend.compat.audit_trace import TraceListener as TraceListener
+from optpass.backend.compat.audit_trace import frame_in_compile as frame_in_compile
+from optpass.backend.compat.audit_trace import trace_log as trace_log
 from optpass.backend.compat.hooks import HookPoint, Kwargs
 
 
@@ -73,9 +75,10 @@ AUDIT_POINTS = (LOG_GRAPH_BREAK, UNSUPPORTED, USER_ERROR, CONVERT_FRAME, CALL_CO
 def audit_problems() -> list[str]:
     """Hook points that this torch lacks, each with what is less precise for it."""
     from optpass.backend.compat.audit_entry import ENTRY_POINTS
+    from optpass.backend.compat.audit_frames import FRAME
     from optpass.backend.compat.audit_guards import guard_problems
 
-    points = (*AUDIT_POINTS, *ENTRY_POINTS)
+    points = (*AUDIT_POINTS, FRAME, *ENTRY_POINTS)
     found = [f"{problem}: {p.loses}" for p in points if (problem := p.problem()) is not None]
     found += guard_problems()
     if not gb_ids():
@@ -243,31 +246,3 @@ def operation_profiler() -> Any:
     except ImportError:
         return None
     return profiler_legacy.profile(enabled=True)  # type: ignore[no-untyped-call, unused-ignore]
-
-
-class TraceHandler(logging.Handler):
-    """Dynamo's structured trace log, record by record: `on_record(name, metadata, payload)`."""
-
-    def __init__(self, on_record: Callable[[str, dict[str, Any], str], None]) -> None:
-        super().__init__(logging.DEBUG)
-        self._on_record = on_record
-
-    def emit(self, record: logging.LogRecord) -> None:
-        metadata = getattr(record, "metadata", None)
-        if not isinstance(metadata, dict):
-            return
-        kind = metadata.get("artifact")
-        name = kind.get("name", "") if isinstance(kind, dict) else next(iter(metadata), "")
-        payload = getattr(record, "payload", None)
-        try:
-            self._on_record(str(name), metadata, payload if isinstance(payload, str) else "")
-        except Exception:  # noqa: BLE001  # logging's own way with a handler that fails
-            self.handleError(record)
-
-
-def trace_log() -> logging.Logger | None:
-    """The logger that structured trace records go to."""
-    from torch._logging import _internal
-
-    found = getattr(_internal, "trace_log", None)
-    return found if isinstance(found, logging.Logger) else None

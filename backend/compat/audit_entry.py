@@ -39,7 +39,8 @@ INLINED = HookPoint(
     "torch._dynamo.symbolic_convert",
     "InliningInstructionTranslator.inline_call_",
     ("self",),
-    "functions that are only called in others, compiled with them, may be told as never called",
+    "functions that are compiled but never called are not told",
+    before_only=True,  # it runs some tens of times in a compile
 )
 ENTRY_POINTS = (COMPILED, NOT_COMPILED, SET_STANCE, ENTER, INLINED)
 

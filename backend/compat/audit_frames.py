@@ -8,15 +8,20 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from torch._C._dynamo import eval_frame as _eval_frame
-from torch._C._dynamo.eval_frame import _FrameAction as FrameAction
-from torch._C._dynamo.eval_frame import _FrameExecStrategy as FrameExecStrategy
 
 from optpass.backend.compat.hooks import Args, HookPoint, Kwargs
 
-_SKIP = FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT)
-_RUN_ONLY = FrameExecStrategy(FrameAction.RUN_ONLY, FrameAction.RUN_ONLY)
-#: What is compiled runs as under `_RUN_ONLY`, also what it calls; for what is not, Dynamo is asked.
-_ASK_WHEN_NOT_COMPILED = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.RUN_ONLY)
+try:
+    from torch._C._dynamo.eval_frame import _FrameAction as FrameAction
+    from torch._C._dynamo.eval_frame import _FrameExecStrategy as FrameExecStrategy
+except ImportError:  # `FRAME.problem` says so, and nothing here is called
+    KNOWS_DECISIONS = False
+else:
+    KNOWS_DECISIONS = hasattr(_eval_frame, "_debug_get_cache_entry_list")
+    _SKIP = FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT)
+    _RUN_ONLY = FrameExecStrategy(FrameAction.RUN_ONLY, FrameAction.RUN_ONLY)
+    #: What is compiled runs as under `_RUN_ONLY`, also what it calls; for what is not, Dynamo is asked.
+    _ASK_WHEN_NOT_COMPILED = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.RUN_ONLY)
 
 
 def refuses(result: Any) -> str | None:
@@ -127,6 +132,12 @@ class FramePoint(HookPoint):
 
     listener: FrameListener | None = None
 
+    def problem(self) -> str | None:
+        """As for every hook point; Dynamo's decisions must be known by name as well."""
+        if not KNOWS_DECISIONS:
+            return f"{self.name} answers in a form that is not known (torch._C._dynamo.eval_frame)"
+        return super().problem()
+
     def listen(self, listener: FrameListener | None) -> str | None:
         """Install for `listener`; None: put the original back. Gives the problem if that is impossible."""
         with self._lock:
@@ -157,7 +168,7 @@ class FramePoint(HookPoint):
             self._guarded(listener.decided, frame, frame_state, result, None)
             return result
 
-        optpass_hook.__code__ = optpass_hook.__code__.replace(co_filename=self.file_name)
+        optpass_hook.__code__ = self._as_torchs(optpass_hook.__code__)
         optpass_hook.__wrapped__ = original  # type: ignore[attr-defined]
         return optpass_hook
 
@@ -185,5 +196,5 @@ FRAME = FramePoint(
     "torch._dynamo.convert_frame",
     "CatchErrorsWrapper.__call__",
     ("self", "frame", "cache_entry", "frame_state"),
-    "code that runs eager without a word is not recorded",
+    "code that runs eager without a word is not recorded, nor are functions that are compiled but never called",
 )

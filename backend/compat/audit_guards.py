@@ -26,8 +26,10 @@ COMPILE = HookPoint(
     "torch._dynamo.convert_frame",
     "_compile",
     ("code", "globals", "locals", "compiler_fn", "cache_entry", "frame", "compile_id", "skip"),
-    "recompiles are not explained, and why a frame runs eager is known less precisely",
+    "recompiles are read from Dynamo's trace log: one guard each, of the newest compiled code, without what it cost; "
+    "why a frame runs eager is known less precisely",
     adjust=_one_more_frame,
+    room=True,  # all of a compile is below it: the hooks' own frames must not make it slower
 )
 
 
@@ -51,7 +53,7 @@ class CompileCall:
 
 def compile_call(args: Args, kwargs: Kwargs) -> CompileCall:
     """The arguments of `COMPILE`, whatever their order in this torch."""
-    bound = _signature().bind(*args, **kwargs).arguments
+    bound = dict(zip(_parameters(), args, strict=False)) | kwargs
     entries = bound.get("cache_entries_for_reasons")
     if entries is None:
         entries = bound.get("cache_entries")
@@ -69,10 +71,10 @@ def compile_call(args: Args, kwargs: Kwargs) -> CompileCall:
 
 
 @functools.cache
-def _signature() -> inspect.Signature:
+def _parameters() -> tuple[str, ...]:
     from torch._dynamo import convert_frame
 
-    return inspect.signature(convert_frame._compile)  # looks through patches
+    return tuple(inspect.signature(convert_frame._compile).parameters)  # looks through patches
 
 
 def _linked(entry: Any) -> Iterator[Any]:

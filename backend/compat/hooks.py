@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import linecache
 import logging
 import os
 import sys
@@ -16,6 +17,8 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from optpass.backend.compat.stack import with_room
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +49,9 @@ class HookPoint:
         loses: what is less precise where it is missing.
         observes: what is known by it, in a word or two.
         adjust: changes the arguments that the original gets for the frame that the patch adds; None: it does not care.
-        before_only: nothing of ours may run once the original has returned.
-        caller: the function that is watched calling it, where `before_only`; others call it too.
+        before_only: it takes one argument, and nothing of ours may or need run once the original has returned.
+        caller: the function that is watched calling it, where `before_only`; '' for whoever does.
+        room: what it calls runs deep: the patch makes room on the interpreter's stack, see `compat.stack`.
         failures: what watchers raised, by text; the user never sees it happen.
     """
 
@@ -59,6 +63,7 @@ class HookPoint:
     adjust: Callable[[Kwargs], Kwargs] | None = None
     before_only: bool = False
     caller: str = ""
+    room: bool = False
     failures: dict[str, int] = field(default_factory=dict, repr=False)
     _watchers: tuple[Watcher, ...] = ()
     _quick: tuple[Quick, ...] = ()
@@ -82,6 +87,8 @@ class HookPoint:
 
     def problem(self) -> str | None:
         """Why it cannot be watched in this torch; None when it can."""
+        if _exec_strategy() is None:
+            return f"{self.name} cannot be patched: torch._C._dynamo.eval_frame.set_code_exec_strategy is missing"
         try:
             owner, attribute = self._owner()
         except (ImportError, AttributeError) as error:
@@ -94,6 +101,8 @@ class HookPoint:
         except (TypeError, ValueError):  # a builtin tells no signature: it is called as it is
             return None
         wanted = list(self.parameters)
+        if self.before_only and len(names) != 1:
+            return f"{self.name} takes ({', '.join(names)}), not one argument"
         if names[: len(wanted)] != wanted and not _in_order(wanted, names):
             return f"{self.name} takes ({', '.join(names)}), not ({', '.join(wanted)})"
         return None
@@ -178,17 +187,26 @@ class HookPoint:
             return result
 
         # Dynamo looks for the frame that called into its own files: the patch counts as one of these.
-        optpass_hook.__code__ = optpass_hook.__code__.replace(co_filename=self.file_name)
+        optpass_hook.__code__ = self._as_torchs(optpass_hook.__code__)
         _leave_alone(optpass_hook.__code__)
         optpass_hook.__wrapped__ = original  # type: ignore[attr-defined]
         return optpass_hook
+
+    def _as_torchs(self, code: types.CodeType) -> types.CodeType:
+        """The code as if it stood in the file that it watches; tracebacks show its own lines.
+
+        Dynamo formats a traceback in front of every compile: without an entry, its lines are looked for in each folder
+        of `sys.path` each time.
+        """
+        linecache.lazycache(self.file_name, globals())
+        return (with_room(code) if self.room else code).replace(co_filename=self.file_name)
 
     def _wrap_before(self, original: Callable[..., Any]) -> Callable[..., Any]:
         getframe, caller = sys._getframe, self.caller
 
         def optpass_hook(argument: Any) -> Any:
             frame = getframe(1)
-            if frame.f_code.co_name == caller and self._patch is optpass_hook:
+            if (not caller or frame.f_code.co_name == caller) and self._patch is optpass_hook:
                 for quick in self._quick:
                     try:
                         quick(argument, frame)
@@ -198,6 +216,7 @@ class HookPoint:
                     self._guarded(watcher.before, (argument,), {})
             return original(argument)
 
+        optpass_hook.__code__ = self._as_torchs(optpass_hook.__code__)
         _leave_alone(optpass_hook.__code__)
         optpass_hook.__wrapped__ = original  # type: ignore[attr-defined]
         return optpass_hook
@@ -217,10 +236,19 @@ class HookPoint:
 
 def _leave_alone(code: types.CodeType, *, inside: bool = False) -> None:
     """Keep Dynamo from compiling this code, which may run while it is on; also what it calls, where `inside`."""
-    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+    strategy = _exec_strategy()
+    if strategy is not None:
+        action, make, put = strategy
+        put(code, make(action.SKIP, action.SKIP if inside else action.DEFAULT))
 
-    calls = _FrameAction.SKIP if inside else _FrameAction.DEFAULT
-    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, calls))
+
+def _exec_strategy() -> tuple[Any, Any, Any] | None:
+    """What tells Dynamo to leave code alone; None where this torch has no such thing."""
+    try:
+        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+    except ImportError:
+        return None
+    return _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
 
 def _in_order(wanted: list[str], names: list[str]) -> bool:

@@ -68,6 +68,11 @@ def inductor_config_keys() -> dict[str, Any]:
     return inductor_config().get_config_copy()  # type: ignore[no-any-return]
 
 
+def lays_out_convolutions() -> bool:
+    """Whether Inductor may give the tensors around a convolution another layout."""
+    return bool(getattr(inductor_config(), "layout_optimization", False))
+
+
 def mode_patches(mode: str, dynamic: bool | None = None) -> dict[str, Any]:
     """What `torch.compile(mode=...)` means to Inductor. `RuntimeError` for an unknown mode."""
     from torch._inductor import list_mode_options

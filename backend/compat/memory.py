@@ -16,6 +16,9 @@ from torch import fx
 
 from optpass.backend.compat.attention_matcher import shielded
 from optpass.backend.compat.inductor import inductor_config
+from optpass.backend.compat.memory_order import Improve as Improve
+from optpass.backend.compat.memory_order import ScheduledBuffer as ScheduledBuffer
+from optpass.backend.compat.memory_order import tightened as tightened
 from optpass.backend.compat.memory_reuse import Work, key_of
 from optpass.backend.compat.memory_reuse import reusing as reusing
 
@@ -54,6 +57,8 @@ def lower(
     user_outputs: Sequence[int] = (),
     donated: Sequence[int] = (),
     config_patches: dict[str, Any] | None = None,
+    settings: dict[str, Any] | None = None,
+    improve: Improve | None = None,
 ) -> Lowered:
     """Lower `gm` as Inductor would: its passes, its schedule, its generated wrapper; no kernel is compiled.
 
@@ -67,6 +72,8 @@ def lower(
         user_outputs: indices of the outputs that the user sees, whose strides Inductor keeps.
         donated: indices of the inputs whose buffers a backward may write to (`donated_inputs`).
         config_patches: Inductor settings for this compile.
+        settings: further ones, which this lowering has and the compile has not.
+        improve: orders the kernels (`memory_order.tightened`).
     """
     from torch._dynamo.repro import after_aot
     from torch._inductor import graph as module
@@ -83,15 +90,17 @@ def lower(
     def stop(self: Any) -> Any:
         code, _ = self.codegen()
         constants = {**self.constants, **self.torchbind_constants, **getattr(self, "opaque_value_type_classes", {})}
-        raise _Stop(Lowered(code.value, constants, Work(key, self, gm, V.fake_mode, code)))
+        work = Work(key, self, gm, V.fake_mode, code, further, improve)
+        raise _Stop(Lowered(code.value, constants, work))
 
     _output(gm).meta["user_visible_output_idxs"] = list(user_outputs)
-    patches = {**(config_patches or {}), "cpp_wrapper": False, "fx_wrapper": False}
-    patches = {key: value for key, value in patches.items() if hasattr(inductor_config(), key.split(".")[0])}
+    further = _known(settings or {})
+    patches = _known({**(config_patches or {}), **further, "cpp_wrapper": False, "fx_wrapper": False})
     with (
         inductor_config().patch(patches),
         _disable_current_modes(),
         shielded(),
+        tightened(improve),
         DebugContext(),
         mock.patch.object(GraphLowering, "compile_to_module", stop),
         mock.patch.object(module, "get_donated_idxs", lambda: list(donated)),
@@ -118,6 +127,11 @@ def lower(
         except _Stop as stopped:
             return stopped.lowered
     raise RuntimeError("Inductor compiled a graph without generating a wrapper for it")
+
+
+def _known(patches: dict[str, Any]) -> dict[str, Any]:
+    """Those that this torch has."""
+    return {key: value for key, value in patches.items() if hasattr(inductor_config(), key.split(".")[0])}
 
 
 @contextlib.contextmanager

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import fx
+
+from optpass.backend.compat.memory_order import Improve, tightened
 
 #: What `_InProcessFxCompile.codegen_and_compile` does to a graph before it generates code, by its names there.
 _DONE = ("view_to_reshape", "_recursive_record_original_output_strides", "_recursive_post_grad_passes")
@@ -22,13 +24,19 @@ _DONE = ("view_to_reshape", "_recursive_record_original_output_strides", "_recur
 
 @dataclass
 class Work:
-    """A lowering that has generated its code, and what it was made for."""
+    """A lowering that has generated its code, and what it was made for.
+
+    `settings` and `improve` are what it was lowered under beyond the settings of the compile; Inductor compiles under
+    them too, where it has to lower the graph again.
+    """
 
     key: tuple[Any, ...]
     graph: Any
     gm: fx.GraphModule
     fake_mode: Any
     code: Any
+    settings: dict[str, Any] = field(default_factory=dict)
+    improve: Improve | None = None
 
 
 def key_of(
@@ -79,6 +87,7 @@ def reusing(work: Work | None) -> Iterator[None]:
     if work is None or not hasattr(work.graph, "_compile_to_module_lines"):
         yield
         return
+    import torch._inductor.config as config
     from torch._inductor import compile_fx as module
     from torch._inductor.utils import get_donated_idxs
 
@@ -94,7 +103,11 @@ def reusing(work: Work | None) -> Iterator[None]:
         with _done(module, work):
             return lower(work.gm, example_inputs, inputs_to_check=inputs_to_check, **kwargs)
 
-    with mock.patch.object(module, "fx_codegen_and_compile", finish):
+    with (
+        config.patch(work.settings),  # type: ignore[attr-defined, unused-ignore]
+        tightened(work.improve),
+        mock.patch.object(module, "fx_codegen_and_compile", finish),
+    ):
         yield
 
 

@@ -8,8 +8,11 @@ from typing import Any
 
 from torch import fx
 
+from optpass.backend import compat
 from optpass.backend.memory.partition import BudgetPartitioner
+from optpass.backend.memory.runs import Share
 from optpass.backend.memory.step import StepTensors, budget_of
+from optpass.backend.memory.together import relief
 from optpass.options import Options
 from optpass.passes.devices import DeviceSpec
 from optpass.passes.memory.plan import MemoryPlan, Recomputed
@@ -28,6 +31,7 @@ def partitioner_of(
     inner: str | Callable[..., Any],
     *,
     gradients: bool,
+    share: Share | None = None,
 ) -> tuple[BudgetPartitioner | None, str]:
     """The partitioner for a graph's budget, and what to warn of.
 
@@ -35,14 +39,14 @@ def partitioner_of(
         gm: Dynamo graph.
         tensors: what it is compiled with.
         inner: who compiles it: 'inductor' and 'aot_eager' let us partition.
-        gradients: as for `budget_of`.
+        gradients, share: as for `budget_of`.
 
     Raises:
         ConfigError: the budget or the optimizer cannot be used as given.
     """
     reason = getattr(gm, "compile_subgraph_reason", None)
     more = reason is not None and bool(getattr(reason, "graph_break", True))
-    budget = budget_of(options, device, tensors, more_follow=more, gradients=gradients)
+    budget = budget_of(options, device, tensors, more_follow=more, gradients=gradients, share=share)
     if budget is None:
         return None, ""
     if inner not in ("inductor", "aot_eager"):
@@ -50,7 +54,12 @@ def partitioner_of(
         return None, f"the option 'memory_budget' has no effect with inner={name!r}: it decides what to save itself"
     if options.inductor.get("custom_partitioner_fn") is not None:
         return None, "the option 'memory_budget' has no effect beside a custom_partitioner_fn of yours"
-    return BudgetPartitioner(budget, device, "inductor" if inner == "inductor" else "graph"), ""
+    problem = compat.budget_problem(inductor=inner == "inductor")
+    if problem is not None:
+        return None, f"the option 'memory_budget' has no effect with this version of torch: {problem}"
+    partitioner = BudgetPartitioner(budget, device, "inductor" if inner == "inductor" else "graph")
+    partitioner.relief = relief
+    return partitioner, ""
 
 
 def identity_of(uuid: str, partitioner: BudgetPartitioner | None) -> str:

@@ -18,6 +18,7 @@ from torch import fx
 from optpass.backend import compat, snapshot
 from optpass.backend.compat import memory as inductor
 from optpass.backend.memory.graph_run import GraphRun
+from optpass.backend.memory.graph_values import concrete, contiguous, outputs_of, restrided, values_of_inputs
 from optpass.backend.memory.storages import Moment, Storages
 from optpass.backend.memory.tail import NO_TAIL, Tail
 from optpass.backend.memory.wrapper import Wrapper, fake_tensor
@@ -49,6 +50,7 @@ class StepReplay:
     Attributes:
         forward_peak, backward_peak: most bytes in each phase, saved tensors and held outputs included.
         boundary_bytes: bytes between the phases: saved tensors and outputs that are held.
+        handed_bytes: bytes when the forward returns: saved tensors and outputs.
         saved_bytes: those of saved tensors alone, by name; views of one storage share its bytes under the first.
         gradient_bytes: bytes when the backward has returned: the gradients, and outputs that are held.
         peak_label: what ran at the peak.
@@ -65,6 +67,7 @@ class StepReplay:
     saved_bytes: Mapping[str, int] = field(repr=False)
     timeline: tuple[Moment, ...] = field(repr=False)
     lowered: tuple[inductor.Lowered, ...] = field(default=(), repr=False)
+    handed_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -117,6 +120,8 @@ def replay_step(
     tail: Tail = NO_TAIL,
     mutated_inputs: int = 0,
     config_patches: dict[str, Any] | None = None,
+    settings: dict[str, Any] | None = None,
+    improve: inductor.Improve | None = None,
     keep_lowered: bool = False,
 ) -> StepReplay:
     """The peak of one training step: `forward`, what the caller does with its outputs, `backward`.
@@ -128,13 +133,15 @@ def replay_step(
         tail: what the caller does between the phases; nothing where the loss is in the graph.
         mutated_inputs: how many of these outputs, at the front, are new values of inputs.
         config_patches: Inductor settings of the compile.
+        settings, improve: as for `compat.memory.lower`.
         keep_lowered: give back what was lowered, to compile it without lowering it again.
 
     Raises what Inductor raises.
     """
     mode = compat.FakeTensorMode(allow_non_fake_inputs=True)
     storages = Storages()
-    step = _Step(forward, backward, n_outputs, executor, mutated_inputs, config_patches, mode, storages)
+    how = {"config_patches": config_patches, "settings": settings, "improve": improve}
+    step = _Step(forward, backward, n_outputs, executor, mutated_inputs, how, mode, storages)
     result = step.run(tail)
     return replace(result, lowered=tuple(step.lowered)) if keep_lowered else result
 
@@ -146,7 +153,7 @@ class _Step:
     n_outputs: int
     executor: Executor
     mutated_inputs: int
-    patches: dict[str, Any] | None
+    how: dict[str, Any]
     mode: compat.FakeTensorMode
     storages: Storages
     lowered: list[inductor.Lowered] = field(default_factory=list)
@@ -160,11 +167,12 @@ class _Step:
         outputs = self._forward().run(list(inputs), storages)
         storages.mark("end of forward")
         forward_peak = storages.peak
-        names = [n.name if isinstance(n, fx.Node) else "" for n in _outputs(self.forward)]
+        names = [n.name if isinstance(n, fx.Node) else "" for n in outputs_of(self.forward)]
         saved = dict(zip(names[self.n_outputs :], outputs[self.n_outputs :], strict=True))
         users = outputs[self.mutated_inputs : self.n_outputs]
         del outputs
         sizes = _sizes(saved, storages)
+        handed = storages.live
         held = tail.after_forward(users, storages)
         del users
         boundary = storages.live
@@ -187,16 +195,17 @@ class _Step:
             peak_label=max(storages.timeline, key=lambda moment: moment.live_bytes).label,
             saved_bytes=sizes,
             timeline=tuple(storages.timeline),
+            handed_bytes=handed,
         )
 
     def _forward(self) -> GraphRun | Wrapper:
         if self.executor == "graph":
             return GraphRun(self.forward, self.mode)
         users = range(self.mutated_inputs, self.n_outputs)
-        outputs = _outputs(self.forward)
+        outputs = outputs_of(self.forward)
         lowered = inductor.lower(
-            _copy(self.forward), values_of_inputs(self.forward), is_backward=False, config_patches=self.patches,
-            user_outputs=[i for i in users if isinstance(outputs[i], fx.Node)],
+            _copy(self.forward), values_of_inputs(self.forward), is_backward=False,
+            user_outputs=[i for i in users if isinstance(outputs[i], fx.Node)], **self.how,
         )  # fmt: skip
         self.lowered.append(lowered)
         return Wrapper(lowered, self.mode)
@@ -205,10 +214,10 @@ class _Step:
         if self.executor == "graph":
             return GraphRun(self.backward, self.mode)
         placeholders = self.backward.graph.find_nodes(op="placeholder")
-        values = [_restrided(node.meta["val"], saved.get(node.name)) for node in placeholders]
-        outputs = [i for i, node in enumerate(_outputs(self.backward)) if isinstance(node, fx.Node)]
+        values = [restrided(node.meta["val"], saved.get(node.name)) for node in placeholders]
+        outputs = [i for i, node in enumerate(outputs_of(self.backward)) if isinstance(node, fx.Node)]
         lowered = inductor.lower(
-            _copy(self.backward), values, is_backward=True, config_patches=self.patches,
+            _copy(self.backward), values, is_backward=True, **self.how,
             donated=inductor.donated_inputs(self.forward, self.backward, self.n_outputs),
             user_outputs=outputs if inductor.keeps_gradient_strides() else (),
         )  # fmt: skip
@@ -237,18 +246,10 @@ def _accumulate(gradients: list[Any], storages: Storages) -> None:
         if torch._prims_common.is_non_overlapping_and_dense_or_false(gradient):
             continue
         assert isinstance(gradient, compat.FakeTensor)
-        copied = fake_tensor(gradient.fake_mode, gradient.shape, _contiguous(gradient), gradient.dtype, gradient.device)
+        copied = fake_tensor(gradient.fake_mode, gradient.shape, contiguous(gradient), gradient.dtype, gradient.device)
         storages.add(copied)
         storages.mark("accumulate")
         gradients[index] = copied
-
-
-def _contiguous(tensor: torch.Tensor) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(tensor.shape):
-        strides.append(step)
-        step *= max(int(size), 1)
-    return tuple(reversed(strides))
 
 
 def _sizes(values: Mapping[str, Any], storages: Storages) -> dict[str, int]:
@@ -282,44 +283,5 @@ def _replay_one(
     return result
 
 
-def values_of_inputs(gm: fx.GraphModule) -> list[Any]:
-    """`meta["val"]` of the placeholders."""
-    return [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
-
-
-def _outputs(gm: fx.GraphModule) -> Sequence[Any]:
-    outputs: Sequence[Any] = next(node for node in reversed(gm.graph.nodes) if node.op == "output").args[0]
-    return outputs
-
-
 def _copy(gm: fx.GraphModule) -> fx.GraphModule:
     return fx.GraphModule(gm, snapshot.copy_graph(gm.graph, keep=True))
-
-
-def concrete(value: Any, mode: compat.FakeTensorMode) -> Any:
-    """A new fake tensor with the sizes of `value`, symbols replaced by the sizes that were seen; ints likewise."""
-    if isinstance(value, torch.Tensor):
-        return fake_tensor(mode, _ints(value.shape), _ints(value.stride()), value.dtype, value.device)
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return hint(value)
-    return value
-
-
-def hint(value: Any) -> Any:
-    """The value that a symbol had when it was traced."""
-    node = getattr(value, "node", None)
-    return value if node is None or not hasattr(node, "hint") else node.hint
-
-
-def _ints(sizes: Iterable[Any]) -> list[int]:
-    return [int(hint(size)) for size in sizes]
-
-
-def _restrided(value: Any, saved: Any) -> Any:
-    """`value` with the strides that the forward really gives it, as AOTAutograd compiles the backward."""
-    if not isinstance(value, torch.Tensor) or not isinstance(saved, torch.Tensor):
-        return value
-    if _ints(value.stride()) == list(saved.stride()):
-        return value
-    with value.fake_mode if isinstance(value, compat.FakeTensor) else torch.no_grad():
-        return value.as_strided(value.size(), saved.stride())

@@ -20,7 +20,8 @@ class Tail:
     """The caller's part of a step, outside of the graphs.
 
     Attributes:
-        holds_outputs: the caller keeps the forward's outputs until the step ends (`out = model(x); loss(out)`).
+        holds_outputs: the caller keeps the forward's outputs until the step ends (`out = model(x); loss(out)`), not
+            only until the loss has read them.
         forward_bytes: most bytes that the loss allocates at one time, beside the outputs.
         saved_bytes: bytes of the loss's own that live from the forward to its backward.
         backward_bytes: most bytes that the loss's backward allocates, the gradients of the outputs included.
@@ -31,17 +32,19 @@ class Tail:
     saved_bytes: int = 0
     backward_bytes: int = 0
 
+    def beside(self, tangents: int) -> int:
+        """Most bytes between forward and backward, beside outputs and `tangents` bytes of their gradients."""
+        return max(0, max(self.forward_bytes, self.saved_bytes + self.backward_bytes) - tangents)
+
     def after_forward(self, outputs: list[Any], storages: Storages) -> list[Any]:
         """The forward has returned `outputs`; what lives until the backward of the loss."""
         storages.mark("loss", self.forward_bytes)
-        return list(outputs)
+        return list(outputs) if self.holds_outputs else []
 
     def before_backward(self, tangents: list[torch.Tensor], held: list[Any], storages: Storages) -> None:
         """Before the backward runs, with the gradients of the outputs."""
         storages.mark("backward of the loss", self.saved_bytes + self.backward_bytes)
         storages.add_all(tangents)
-        if not self.holds_outputs:
-            held.clear()
         storages.mark("tangents")
 
 

@@ -226,6 +226,10 @@ def main() -> None:
     from optpass.auditing.program import Program
 
     WhenCompilerLoads(recorder.begin).install()
+    if trial is None:
+        from optpass.auditing.children import follow
+
+        follow(control.parent, settings)
     run(Program(settings["command"], settings["module"], settings["arguments"]), outcome)
 
 

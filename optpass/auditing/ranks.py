@@ -33,7 +33,7 @@ def together(audit: Audit, path: str | None, environ: Mapping[str, str] | None =
     shared = Path(path) if path is not None else _temporary(audit.run_id)
     merged = files.write_merged(audit, shared)
     host = audit.processes[0].host
-    complete = sum(process.host == host for process in merged.processes) >= here
+    complete = len({process.rank for process in merged.processes if process.host == host}) >= here
     if complete and path is None:
         with contextlib.suppress(OSError):
             shared.unlink()

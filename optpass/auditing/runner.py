@@ -14,15 +14,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from optpass.auditing import children
 from optpass.auditing.finish import finish
 from optpass.errors import AuditError
 from optpass.reporting.audit import files
+from optpass.reporting.audit.merge import merge
 from optpass.reporting.audit.model import Audit
 from optpass.reporting.audit.source import project_root
 from optpass.reporting.environment import environment, process_record
@@ -121,7 +123,8 @@ def run(job: Job) -> Ended:
     """
     check(job)
     root = job.root or project_root(Path.cwd() if job.module else Path(job.command).absolute().parent)
-    with tempfile.TemporaryDirectory(prefix="optpass-audit-") as name:
+    # Processes that outlive the program may still write there.
+    with tempfile.TemporaryDirectory(prefix="optpass-audit-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         settings = {
             "command": job.command, "module": job.module, "arguments": list(job.arguments), "steps": job.steps,
@@ -131,7 +134,7 @@ def run(job: Job) -> Ended:
         facts = _outcome(folder / "outcome.json")
         if facts.get("ended") == "not found":
             raise AuditError(str(facts.get("detail")))
-        made = _records(folder / "audit.json")
+        made = _together(_records(folder / "audit.json"), folder)
     how, partial = _told(facts, code, signals)
     if made is not None:
         made.exit_code = code
@@ -197,6 +200,29 @@ def _outcome(path: Path) -> dict[str, Any]:
 
 def _records(path: Path) -> Audit | None:
     return files.read(path) if path.is_file() else None
+
+
+def _together(made: Audit | None, folder: Path) -> Audit | None:
+    """The program's records with those of processes that it started: one rank, as far as others are concerned."""
+    parts = [] if made is None else [made]
+    for path in children.records(folder):
+        with suppress(AuditError):  # it was killed while it began
+            part = files.read(path)
+            facts = _outcome(children.outcome_of(path))
+            if facts.get("ended") == "steps":
+                part.notes.append(f"a process that the program started was ended after {facts.get('detail')}")
+            parts.append(part)
+    if not parts:
+        return None
+    rank = made.processes[0].rank if made is not None and made.processes else process_record().rank
+    for process in (process for part in parts for process in part.processes):
+        process.rank = rank
+    together = merge(parts)
+    if len(parts) > (made is not None):
+        number = len(parts) - (made is not None)
+        which = "process" if number == 1 else "processes"
+        together.notes.append(f"with what {number} {which} compiled that the program started by multiprocessing")
+    return together
 
 
 # ---- the child ------------------------------------------------------------------------------------------------------

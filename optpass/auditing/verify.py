@@ -83,7 +83,7 @@ class Verification:
             return
         options = proposals(brk, known.text)
         first = patch.unified(file, known.text, apply_edits(known.text, options[0].edits)) if options else ""
-        if not _same_change(first, brk.fix.diff):
+        if not patch.same_change(first, brk.fix.diff):
             brk.fix.outcome = f"not tried: {file} was changed since the audit"
             return
         self.files[file] = known
@@ -97,6 +97,9 @@ class Verification:
         if not self.fixes:
             return
         self._before = self._run([])
+        self._leave_out_unmet()
+        if not self.fixes:
+            return
         together = self._without_conflicts()
         after = self._run(together)
         self._judge(together, after)
@@ -108,6 +111,14 @@ class Verification:
                 self._alone(fix, tried=fix in together and (sound is True or together == [fix]))
             self._settle(fix)
         self.confirmed = all(fix.brk.fix.verified for fix in together) and len(together) == len(self.fixes)
+
+    def _leave_out_unmet(self) -> None:
+        """A break that the unchanged program does not meet again would be gone with any change."""
+        met = {(place_of(brk), brk.gb_type) for brk in self._before.breaks}
+        for fix in self.fixes:
+            if (place_of(fix.brk), fix.brk.gb_type) not in met:
+                fix.brk.fix.outcome = "not tried: run once more, unchanged, the program's first process did not meet it"
+        self.fixes = [fix for fix in self.fixes if not fix.brk.fix.outcome]
 
     def _alone(self, fix: _Fix, *, tried: bool) -> None:
         """Try a fix by itself, then its alternatives; where none holds, what was told of the first stands."""
@@ -142,6 +153,7 @@ class Verification:
         text = self.files[fix.file].text
         after = apply_edits(text, fix.proposal.edits)
         fix.brk.fix.diff = patch.unified(fix.file, text, after, self.found.root)
+        fix.brk.fix.note = fix.proposal.note
 
     def _without_conflicts(self) -> list[_Fix]:
         kept: list[_Fix] = []
@@ -282,10 +294,3 @@ def apply_fixes(verification: Verification) -> list[str]:
         number = sum(fix.file == file for fix in held)
         told.append(f"changed {file}: {number} {'fixes' if number != 1 else 'fix'}")
     return told or ["no file was changed: no fix held"]
-
-
-def _same_change(one: str, other: str) -> bool:
-    """Whether two diffs make the same change, whatever their headers call the file."""
-    return [line for line in patch.split(one) if not line.startswith(("--- ", "+++ "))] == [
-        line for line in patch.split(other) if not line.startswith(("--- ", "+++ "))
-    ]

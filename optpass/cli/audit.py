@@ -95,7 +95,7 @@ def audit(
         _exit(ended, 0)
         return
     if verify_fixes or apply:
-        if len(found.processes) > 1:
+        if len({process.rank for process in found.processes}) > 1:
             raise ConfigError(
                 "--verify-fixes and --apply run the program again, which ranks cannot; run it without torchrun"
             )
@@ -117,7 +117,8 @@ def audit(
     if not ended.compiled and ended.code == 0:
         raise NothingCompiled(
             f"{job.target} never called a function compiled by torch.compile, so there is nothing to audit; "
-            "what other processes compile is not seen, but ranks are: torchrun ... -m optpass audit SCRIPT"
+            "what forked processes and other programs compile is not seen, but ranks are: "
+            "torchrun ... -m optpass audit SCRIPT"
         )
     _exit(ended, _gate(found, difference, fail_on))
 

@@ -31,12 +31,12 @@ _LIBRARY: Any = torch.library.Library("optpass", "FRAGMENT")  # type: ignore[no-
 _TAGS = tuple(tag for tag in (getattr(torch.Tag, "flexible_layout", None), torch.Tag.pt2_compliant_tag) if tag)
 _LIBRARY.define(
     "attention_in_blocks(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, bool is_causal=False, "
-    "float scale=1.0) -> Tensor",
+    "float scale=1.0, float softcap=0.0) -> Tensor",
     tags=_TAGS,
 )
 _LIBRARY.define(
     "attention_in_blocks_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, "
-    "bool is_causal=False, float scale=1.0) -> (Tensor, Tensor, Tensor)",
+    "bool is_causal=False, float scale=1.0, float softcap=0.0) -> (Tensor, Tensor, Tensor)",
     tags=_TAGS,
 )
 
@@ -54,14 +54,15 @@ class _Region:
     """One attention, its operands with batch and heads in one dim, cut into blocks."""
 
     def __init__(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float
-    ) -> None:
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float,
+        softcap: float,
+    ) -> None:  # fmt: skip
         self.batch, self.heads, self.rows, self.depth = query.shape
         self.keys = key.shape[2]
         self.groups = self.heads // key.shape[1]
         self.query = query.reshape(-1, self.rows, self.depth)
         self.key, self.value = (_repeated(t, self.groups) for t in (key, value))
-        self.mask, self.causal, self.scale = mask, causal, scale
+        self.mask, self.causal, self.scale, self.softcap = mask, causal, scale, softcap
         per_block = _SCORES * torch.get_num_threads()
         rows = max(_LEAST_ROWS, per_block // max(1, self.keys))
         self.block_rows = min(self.rows, rows, _CAUSAL_ROWS) if causal else min(self.rows, rows)
@@ -86,12 +87,18 @@ class _Region:
         size = min(self.block_heads, self.batch * self.heads) * self.block_rows * self.keys
         return list(self.query.new_empty(count * size).view(count, size).unbind())
 
-    def weights(self, block: _Block, scores: Tensor, weights: Tensor) -> Tensor:
-        """The softmax of a block in the memory of `weights`; that of `scores` is used on the way."""
+    def weights(self, block: _Block, scores: Tensor, weights: Tensor, bounded: Tensor | None = None) -> Tensor:
+        """The softmax of a block in the memory of `weights`; that of `scores` is used on the way.
+
+        `bounded` gets the hyperbolic tangent of the scores, where there is a softcap.
+        """
         shape = (block.heads.stop - block.heads.start, block.queries.stop - block.queries.start, block.keys)
         scores, weights = _shaped(scores, shape), _shaped(weights, shape)
         key = self.key[block.heads, : block.keys].transpose(1, 2)
         torch.baddbmm(scores, self.query[block.heads, block.queries], key, beta=0, alpha=self.scale, out=scores)
+        if self.softcap:
+            bounded = scores if bounded is None else _shaped(bounded, shape)
+            torch.mul(torch.tanh(scores, out=bounded), self.softcap, out=scores)
         if self._above is not None and block.queries.start < block.keys:
             _hide(scores[:, :, block.queries.start :], self._above)
         mask = self._masking(block)
@@ -117,9 +124,9 @@ class _Region:
 
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False,
-    scale: float = 1.0,
+    scale: float = 1.0, softcap: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    region = _Region(query, key, value, attn_mask, is_causal, scale)
+    region = _Region(query, key, value, attn_mask, is_causal, scale, softcap)
     out = query.new_empty((query.shape[0] * query.shape[1], query.shape[2], value.shape[3]))
     scores, weights = region.buffers(2)
     for heads in region.head_chunks():
@@ -131,14 +138,14 @@ def _forward(
 
 def _backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False,
-    scale: float = 1.0,
+    scale: float = 1.0, softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    region = _Region(query, key, value, attn_mask, is_causal, scale)
+    region = _Region(query, key, value, attn_mask, is_causal, scale, softcap)
     grad = grad.reshape(-1, *grad.shape[2:])
     grads = [
         torch.empty_like(t, memory_format=torch.contiguous_format) for t in (region.query, region.key, region.value)
     ]
-    buffers = region.buffers(4)
+    buffers = region.buffers(5 if softcap else 4)
     for heads in region.head_chunks():
         _head_gradients(region, grad, grads, heads, buffers)
     shaped = [grads[0].view(query.shape)]
@@ -155,10 +162,13 @@ def _head_gradients(region: _Region, grad: Tensor, grads: list[Tensor], heads: s
     of_key, of_value = (torch.zeros_like(t[heads], dtype=wide) for t in (key, value))
     for block in region.blocks(heads):
         own, seen = (heads, block.queries), (heads, slice(block.keys))
-        weights = region.weights(block, buffers[0], buffers[1])
-        passed, inner = (_shaped(buffer, weights.shape) for buffer in buffers[2:])
+        weights = region.weights(block, buffers[0], buffers[1], buffers[4] if region.softcap else None)
+        passed, inner = (_shaped(buffer, weights.shape) for buffer in buffers[2:4])
         torch.bmm(grad[own], value[seen].transpose(1, 2), out=passed)
         torch._softmax_backward_data(passed, weights, -1, weights.dtype, grad_input=inner)
+        if region.softcap:
+            bounded = _shaped(buffers[4], weights.shape)
+            inner = torch.ops.aten.tanh_backward.grad_input(inner, bounded, grad_input=passed).mul_(region.softcap)
         out = grads[0][own]
         torch.baddbmm(out, inner, key[seen], beta=0, alpha=region.scale, out=out)
         of_key[:, : block.keys].add_(torch.bmm(inner.transpose(1, 2), query[own]), alpha=region.scale)
@@ -189,28 +199,28 @@ def _shaped(buffer: Tensor, shape: Any) -> Tensor:
 
 def _fake(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False,
-    scale: float = 1.0,
+    scale: float = 1.0, softcap: float = 0.0,
 ) -> Tensor:  # fmt: skip
     return query.new_empty((*query.shape[:3], value.shape[3]))
 
 
 def _fake_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False,
-    scale: float = 1.0,
+    scale: float = 1.0, softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    query, key, value, mask, causal, scale = inputs
+    query, key, value, mask, *options = inputs
     ctx.save_for_backward(query, key, value, mask)
-    ctx.options = causal, scale
+    ctx.options = options
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     query, key, value, mask = ctx.saved_tensors
     backward = torch.ops.optpass.attention_in_blocks_backward
-    return (*backward(grad, query, key, value, mask, *ctx.options), None, None, None)
+    return (*backward(grad, query, key, value, mask, *ctx.options), None, None, None, None)
 
 
 _LIBRARY.impl("attention_in_blocks", _forward, "CPU")
@@ -219,13 +229,13 @@ torch.library.register_fake("optpass::attention_in_blocks", _fake, lib=_LIBRARY)
 torch.library.register_fake("optpass::attention_in_blocks_backward", _fake_backward, lib=_LIBRARY)
 torch.library.register_autograd("optpass::attention_in_blocks", _gradients, setup_context=_keep, lib=_LIBRARY)
 
-#: `(query, key, value, attn_mask=None, is_causal=False, scale=1.0) -> result`; see `attention_in_blocks`.
+#: `(query, key, value, attn_mask=None, is_causal=False, scale=1.0, softcap=0.0) -> result`; see `attention_in_blocks`.
 OPERATOR: Any = torch.ops.optpass.attention_in_blocks.default
 
 
 def attention_in_blocks(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False,
-    scale: float = 1.0,
+    scale: float = 1.0, softcap: float = 0.0,
 ) -> Tensor:  # fmt: skip
     """softmax(q kᵀ · scale + mask) v, as `F.scaled_dot_product_attention` computes it.
 
@@ -236,9 +246,10 @@ def attention_in_blocks(
         attn_mask: broadcasts to [batch, heads, queries, keys]. Bool: True where a key is seen; a row without one is
             NaN, not zeros. Float: added in float32, or its own dtype where that is wider.
         is_causal: a query sees the keys up to its own place, both counted from 0.
+        softcap: unless 0, softcap · tanh(q kᵀ · scale) stands in place of q kᵀ · scale, as in Gemma 2.
 
     Returns:
         [batch, heads, queries, width], contiguous.
     """
-    found: Tensor = OPERATOR(query, key, value, attn_mask, is_causal, scale)
+    found: Tensor = OPERATOR(query, key, value, attn_mask, is_causal, scale, softcap)
     return found

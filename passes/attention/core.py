@@ -6,24 +6,27 @@ part. `scores` reads the chain between the two products.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from optpass.passes.attention.axes import Axis, Dims, above, atoms, broadcast, equal, flat, fresh, resolve
+import torch
+
+from optpass.passes.attention.axes import Axis, Dims, above, atoms, broadcast, equal, flat, fresh, is_one, resolve
 from optpass.passes.attention.ir import Program, Value, arg
-from optpass.passes.attention.scores import (
+from optpass.passes.attention.operands import (
     FLOATS,
     PRODUCTS,
     Constant,
-    Reader,
     exact_cast,
     peel,
     product_operands,
     row_maximum_values,
     scaled,
     shifts_rows,
-)  # fmt: skip
+)
+from optpass.passes.attention.scores import Reader
 from optpass.passes.attention.site import Blocked, Factor, Number, Operand, Site
 
 #: How far up from a product a softmax is looked for when its weights cannot be followed: only to say why not.
@@ -215,7 +218,7 @@ class _Weights:
     def _sink(self, logits: Value, dims: Dims) -> tuple[Value, Dims, Operand]:
         """Through `cat([scores, sink])`, with the casts and the shift by the maximum that come after it."""
         value = logits
-        while value.name != "cat":
+        while value.name not in ("cat", "constant_pad_nd"):
             source = value.args[0] if value.args and isinstance(value.args[0], Value) else None
             cast = value.name == "_to_copy" and source is not None and exact_cast(source.dtype, value.dtype)
             shift = (
@@ -229,15 +232,14 @@ class _Weights:
             if shift:
                 self.walk.passed.extend(row_maximum_values(value.args[1], source))
             value = source
-        parts, dim = value.args[0], value.args[1] % value.dim
-        if len(parts) == 2 and self.front:
-            parts = parts[::-1]
+        parts, dim = _appended(value, front=self.front)
         if len(parts) != 2 or atoms(dims[dim]) != atoms(self.wide) or not equal(parts[1].shape[dim], 1):
             raise Blocked("a column is dropped after the softmax that was not appended before it", value)
         self.walk.passed.append(value)
         inner = list(dims)
         inner[dim] = self.inner
-        sink, sink_dims = parts[1], tuple(() if d == dim else axes for d, axes in enumerate(dims))
+        sink = parts[1]
+        sink_dims = tuple(() if is_one(size) else axes for axes, size in zip(dims, sink.shape, strict=True))
         step = above(sink, sink_dims)
         while step is not None:
             sink, sink_dims = step
@@ -276,6 +278,22 @@ class _Weights:
         nodes = {value.node, *self.program.writes.get(value.storage, ())}
         given = (self.program.of_node.get(source) for node in nodes for source in node.all_input_nodes)
         return [v for v in given if isinstance(v, Value)]
+
+
+def _appended(value: Value, *, front: bool) -> tuple[tuple[Value, ...], int]:
+    """(scores, column) that are next to each other in `value`, and the dim; `front`: the column comes first."""
+    if value.name == "cat":
+        parts = tuple(value.args[0])
+        return (parts[::-1] if front else parts), value.args[1] % value.dim
+    source, pad, number = value.args
+    if list(pad) != ([1, 0] if front else [0, 1]) or not isinstance(number, (int, float)) or not math.isfinite(number):
+        return (), 0
+    like = source.tensor
+    column = Value(
+        like.new_empty((1,) * value.dim), op=torch.ops.aten.full.default, grad=source.grad, autocast=source.autocast,
+        args=((1,) * value.dim, number, like.dtype, torch.strided, like.device, False), node=value.node,
+    )  # fmt: skip
+    return (source, column), value.dim - 1
 
 
 class _NoSoftmax(Exception):

@@ -162,11 +162,12 @@ class Writer:
             return node
         if held(size) in self.hints.dims:
             return self.call(torch.ops.aten.sym_size.int, *self.hints.dims[held(size)])
-        if isinstance(size, (sympy.Mul, sympy.Add)):
-            parts = [self.size(a) for a in size.args]
+        power = isinstance(size, sympy.Pow) and size.exp.is_Integer and size.exp > 1
+        if isinstance(size, (sympy.Mul, sympy.Add)) or power:
+            parts = [self.size(a) for a in ([size.base] * int(size.exp) if power else size.args)]
             result = parts[0]
             for part in parts[1:]:
-                result = self.call(operator.mul if isinstance(size, sympy.Mul) else operator.add, result, part)
+                result = self.call(operator.add if isinstance(size, sympy.Add) else operator.mul, result, part)
             return result
         raise Blocked(f"a size ({size}) that no node of the graph holds")
 

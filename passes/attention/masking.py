@@ -43,6 +43,7 @@ class MaskPlan:
         facts: what was proved of the masks that are left, for the words.
         proofs: all that was proved, for the guards.
         row_free: operands that are proved to be the same for all queries: one row of them is enough.
+        passes: in rows 'added', the share of a score's gradient that flows on; less than 1 at a floor.
     """
 
     kind: MaskKind
@@ -53,6 +54,7 @@ class MaskPlan:
     facts: list[MaskFacts] = field(default_factory=list)
     proofs: list[MaskFacts] = field(default_factory=list)
     row_free: frozenset[Operand] = frozenset()
+    passes: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,17 @@ class _Term:
         """All that it can add; () where that is not known."""
         return () if self.bias.factors else tuple(v * self.bias.coefficient for v in self.facts.values)
 
+    @property
+    def size(self) -> float:
+        """What nothing that it adds exceeds, whatever its sign; infinity where that is not known."""
+        if self.extremes:
+            return max(map(abs, self.extremes))
+        known = self.facts.bound is not None and not self.bias.factors
+        return self.facts.bound * abs(self.bias.coefficient) if known and self.facts.bound is not None else math.inf
+
     def small(self, limit: float) -> bool:
         """Proved to be of the size of a score."""
-        return bool(self.extremes) and max(map(abs, self.extremes)) < limit
+        return self.size < limit
 
     def uneven(self, hidden: float) -> bool:
         """Known to leave different weights in a row whose scores are lost: there are several such numbers."""
@@ -97,12 +107,12 @@ class _Term:
 
     def bounded(self, hidden: float) -> bool:
         """Proved not to drown the scores that it is added to."""
-        return bool(self.extremes) and max(map(abs, self.extremes)) < -hidden
+        return self.size < -hidden
 
     @property
     def huge(self) -> bool:
         """Two such numbers may add up to minus infinity."""
-        return not self.extremes or min(self.extremes) < ABSORBS
+        return self.size > -ABSORBS and (not self.extremes or min(self.extremes) < ABSORBS)
 
 
 def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, training: bool) -> MaskPlan:
@@ -140,6 +150,7 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
         empty = "large" if training and not settled else "never"
     elif exact_rows and site.sink is None:  # a sink is a key of every row
         empty = _empty_rows(site, fills, terms, training, limit)
+    passes = _at_the_floor(site, terms) if training and empty == "added" and scores.floor else 1.0
     if empty in ("uniform", "added") and _loses_rows(site):
         raise Blocked(
             f"rows without a single key are not normalised by this spelling of softmax{_ALLOWED}", site.softmax
@@ -149,8 +160,20 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
     several = sum(t.huge for t in terms) + any(math.isfinite(f.fill) for f, _ in fills) > 1
     kind: MaskKind = "bool" if empty in ("never", "zero") and not terms else "float"
     return MaskPlan(
-        kind, [f for f, _ in fills], [t.bias for t in terms], empty, finite and not several, facts, proofs, row_free
-    )
+        kind, [f for f, _ in fills], [t.bias for t in terms], empty, finite and not several, facts, proofs, row_free,
+        passes,
+    )  # fmt: skip
+
+
+def _at_the_floor(site: Site, terms: list[_Term]) -> float:
+    """The share of the gradient that rows without a key pass on where their sums meet the floor of the scores."""
+    floor = site.scores.floor
+    assert floor is not None
+    hiding = {v for t in terms for v in t.extremes if t.drowns(no_key(site)) and v <= no_key(site)}
+    if len(hiding) == 1 and all(t.extremes for t in terms) and torch.float16 not in site.scores.dtypes:
+        (number,) = hiding  # beside the lowest number of a dtype with a wide range every score is lost
+        return floor.tie if number == floor.number else 0.0 if number < floor.number else 1.0
+    raise Blocked(f"rows without a single key would pass other gradients{_ALLOWED}", site.output)
 
 
 def _loses_rows(site: Site) -> bool:

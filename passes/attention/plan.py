@@ -17,8 +17,8 @@ from optpass.passes.attention.frame import Frame, frame_of, size_of
 from optpass.passes.attention.ir import Value
 from optpass.passes.attention.masking import MaskPlan, plan_mask
 from optpass.passes.attention.masks import Prover
+from optpass.passes.attention.operands import exact_cast
 from optpass.passes.attention.problem import Problem
-from optpass.passes.attention.scores import exact_cast
 from optpass.passes.attention.site import Bias, Blocked, Factor, Number, Site
 
 

@@ -70,8 +70,9 @@ class Rewrite:
         """Our own operator for CPUs, as `sdpa`; the scale is a number."""
         query, key, value, mask, after = self._prepared()
         causal = self.plan.mask.kind == "causal"
-        scale = self.writer.number(self.plan.scale)
-        return self._finish(self.writer.call(blocks.OPERATOR, query, key, value, mask, causal, scale), after)
+        scale, outer = flex.softcap(self.plan.scale, self.plan.site.scores.softcaps)
+        arguments = (query, key, value, mask, causal, float(scale), *([] if outer is None else [float(outer)]))
+        return self._finish(self.writer.call(blocks.OPERATOR, *arguments), after)
 
     def flex(self, attach: Callable[[str, fx.GraphModule], fx.Node]) -> fx.Node:
         """FlexAttention, as `sdpa`; `attach` puts a graph on the owning module."""
@@ -237,6 +238,15 @@ class Rewrite:
                     torch.where, keeps, self.writer.scalar(base, dtype), self.writer.scalar(self._masked(event), dtype)
                 )
         assert total is not None
+        floor = self.plan.site.scores.floor
+        if floor is not None:
+            if torch.finfo(tensor_of(total).dtype).min > floor.number:  # its own minus infinity lies below that
+                total = self.writer.to(total, dtype)
+            if torch.finfo(dtype).min > floor.number:
+                raise Blocked(
+                    "scores are clamped at a number that the kernel's mask cannot hold", self.plan.site.output
+                )
+            total = call(torch.clamp, total, min=max(floor.number, torch.finfo(tensor_of(total).dtype).min))
         return self._narrowed(total, dtype)
 
     def _masked(self, fill: Fill) -> float:

@@ -115,6 +115,8 @@ class EmptyRows:
         flow = self._first_order(query, key, value)
         gone = self.writer.to(empty, plan.dtype)
         after = call(torch.mul, call(torch.sub, flow, call(torch.Tensor.detach, flow)), gone)
+        if plan.mask.passes != 1.0:
+            after = call(torch.mul, after, plan.mask.passes)
         return Rows(call(torch.mul, query, keep), value, mask, after)
 
     def _first_order(self, query: fx.Node, key: fx.Node, value: fx.Node) -> fx.Node:

@@ -11,11 +11,21 @@ from typing import Any
 
 import torch
 
-from optpass.passes.attention.axes import Axis, Dims, above, atoms, broadcast, equal, flat, fresh, is_one, resolve
+from optpass.passes.attention.axes import Axis, Dims, above, atoms, broadcast, flat, fresh, resolve
 from optpass.passes.attention.ir import Value, arg
-from optpass.passes.attention.site import Bias, Blocked, Factor, Fill, Number, Operand, Scores, Softcap
+from optpass.passes.attention.operands import (
+    FLOATS,
+    PRODUCTS,
+    Constant,
+    exact_cast,
+    peel,
+    product_operands,
+    row_maximum_values,
+    scaled,
+    shifts_rows,
+)
+from optpass.passes.attention.site import Bias, Blocked, Factor, Fill, Floor, Number, Operand, Scores, Softcap
 
-PRODUCTS = frozenset({"bmm", "mm", "baddbmm", "addmm"})
 #: Fills at or below this number stand for minus infinity, and so does the lowest number of the scores' dtype. A score
 #: can be as low as -1e4, and then it would be kept by a kernel and not by the user's program.
 MINUS_INFINITY = -9e8
@@ -23,61 +33,6 @@ MINUS_INFINITY = -9e8
 NO_KEY = {torch.float16: -3e4, torch.bfloat16: -4e3, torch.float32: -1e8, torch.float64: -1e17}
 #: How many values above a bias are looked at for NaN.
 _LOOK = 32
-Constant = Callable[[Value], bool | int | float | None]
-FLOATS = {torch.float16: 0, torch.bfloat16: 0, torch.float32: 1, torch.float64: 2}
-
-
-def exact_cast(source: torch.dtype, to: torch.dtype) -> bool:
-    """Whether every value of `source` exists in `to`."""
-    return source in FLOATS and to in FLOATS and (source == to or FLOATS[source] < FLOATS[to])
-
-
-def product_operands(product: Value) -> tuple[Value, Value]:
-    """The two factors of a matrix product, left and right."""
-    first = 1 if product.name in ("baddbmm", "addmm") else 0
-    return product.args[first], product.args[first + 1]
-
-
-def peel(operand: Operand, constant: Constant, *, grad: bool) -> tuple[Operand, Number]:
-    """Strip layout, exact upcasts and multiplications by numbers off an operand of a product; returns the number."""
-    value, dims = operand.value, operand.dims
-    scale: Number = 1.0
-    while True:
-        source = value.args[0] if value.args and isinstance(value.args[0], Value) else None
-        if source is not None and source.grad != grad:
-            return Operand(value, resolve(dims)), scale  # on the other side of a no_grad
-        step = above(value, dims)
-        if step is not None:
-            value, dims = step
-            continue
-        if value.name == "_to_copy" and source is not None and exact_cast(source.dtype, value.dtype):
-            value = source
-            continue
-        number, inner = scaled(value, constant)
-        if inner is None or number is None or inner.dtype != value.dtype or inner.dim != value.dim:
-            return Operand(value, resolve(dims)), scale
-        value, scale = inner, scale * number
-
-
-def scaled(value: Value, constant: Constant) -> tuple[Number | None, Value | None]:
-    """`(c, x)` where `value` is `x * c`, for a finite number other than 0, or a symbolic one."""
-    if value.name not in ("mul", "div") or (value.name == "div" and arg(value, "rounding_mode")):
-        return None, None
-    for x, other in ((value.args[0], value.args[1]), (value.args[1], value.args[0])):
-        if not isinstance(x, Value) or (value.name == "div" and x is not value.args[0]):
-            continue
-        number = constant(other) if isinstance(other, Value) else other
-        if isinstance(number, (torch.SymInt, torch.SymFloat)):  # made of sizes: positive
-            positive: Number = number
-            return (1.0 / positive if value.name == "div" else 1.0 * positive), x
-        if not isinstance(number, (int, float)):
-            continue
-        c = float(number)
-        if value.name == "div":
-            c = 1.0 / c if c else math.nan
-        if math.isfinite(c) and c != 0.0:
-            return c, x
-    return None, None
 
 
 class Reader:
@@ -170,6 +125,8 @@ class Reader:
         if value.dtype == torch.float16 and source.dtype != torch.float16:
             raise Blocked("scores are cast to float16, where larger ones become infinite", value)
         scores = self.read(source, dims)
+        if not exact_cast(source.dtype, value.dtype):
+            _not_floored(scores, value)
         scores.dtypes.append(value.dtype)
         if scores.biases:  # a sum with a large number is rounded once more, as if it were made in this dtype
             scores.added_in.append(value.dtype)
@@ -191,6 +148,7 @@ class Reader:
         return scores
 
     def _scaled_by(self, scores: Scores, number: Number, value: Value) -> None:
+        _not_floored(scores, value)
         if isinstance(number, torch.SymFloat):
             if scores.fills or scores.biases:
                 raise Blocked("masked or biased scores are scaled by a number made of sizes", value)
@@ -207,6 +165,7 @@ class Reader:
         if value.name == "div" and arg(value, "rounding_mode"):
             raise Blocked("scores are divided with rounding", value)
         scores, other, swapped = self._either(value, dims)
+        _not_floored(scores, value)
         if value.name == "div" and swapped:
             raise Blocked("the scores are a divisor", value)
         if scores.fills:
@@ -275,6 +234,7 @@ class Reader:
         raise Blocked(_unknown(value), value)
 
     def _biased_by(self, scores: Scores, operand: Operand, coefficient: float, dtype: torch.dtype) -> None:
+        _not_floored(scores, operand.value)
         if _writes_nan(operand.value):
             raise Blocked("NaN is added to the scores", operand.value)
         scores.added_in.append(dtype)
@@ -307,6 +267,7 @@ class Reader:
         if not isinstance(source, Value) or len(source.shape) != len(value.shape):
             raise Blocked("the mask has more dims than the scores", value)
         scores = self.read(source, dims)
+        _not_floored(scores, value)
         number = _rounded(float(number), value.dtype)
         if math.isnan(number) or number > max(MINUS_INFINITY, torch.finfo(value.dtype).min):
             raise Blocked(f"masked scores become {number:g}, which a score can be as low as: it is not -inf", value)
@@ -315,8 +276,35 @@ class Reader:
         scores.fills.append(Fill(Operand(mask, broadcast(dims, mask.shape)), keep_when, number))
         return scores
 
+    def _maximum(self, value: Value, dims: Dims) -> Scores:
+        """`maximum(scores, finfo.min)`: what two masks add up to stays finite."""
+        for source, other in ((value.args[0], value.args[1]), (value.args[1], value.args[0])):
+            number = self.constant(other)
+            if isinstance(number, (int, float)) and source.dim == value.dim:
+                return self._floored(value, dims, source, float(number), tie=0.5)
+        raise Blocked(_unknown(value), value)
+
+    def _clamp(self, value: Value, dims: Dims) -> Scores:
+        number, most = value.args[1], arg(value, "max")
+        number = self.constant(number) if isinstance(number, Value) else number
+        if most is not None or not isinstance(number, (int, float)) or isinstance(value.args[1], Value):
+            raise Blocked(_unknown(value), value)
+        return self._floored(value, dims, value.args[0], float(number), tie=1.0)
+
+    def _floored(self, value: Value, dims: Dims, source: Value, number: float, *, tie: float) -> Scores:
+        lowest = torch.finfo(value.dtype).min
+        if source.dtype != value.dtype or not number <= lowest:
+            raise Blocked(_unknown(value), value)
+        scores = self.read(source, dims)
+        _not_floored(scores, value)
+        if _rounded(number, value.dtype) >= lowest:
+            scores.floor = Floor(lowest, tie)
+            scores.fills = [Fill(f.mask, f.keep_when, max(f.fill, lowest), f.late) for f in scores.fills]
+        return scores
+
     def _tanh(self, value: Value, dims: Dims) -> Scores:
         scores = self.read(value.args[0], dims)
+        _not_floored(scores, value)
         if scores.fills or scores.biases or scores.softcaps or scores.shifted:
             raise Blocked("tanh of scores that are masked, biased or capped already", value)
         scores.softcaps.append(Softcap(scores.scale))
@@ -343,37 +331,6 @@ class Reader:
         raise first or Blocked("no operand leads to a product of queries and keys", value)
 
 
-def shifts_rows(candidate: Value, scores: Value, dims: Dims, keys: tuple[Axis, ...]) -> bool:
-    """Whether `candidate` is the maximum of `scores` over the keys (or over everything): one number for each row.
-
-    `dims` are the axes of `scores`; the maximum must keep a place for the dim that it is taken over.
-    """
-    maximum = candidate
-    while maximum.name in ("detach", "alias", "unsqueeze"):
-        maximum = maximum.args[0]
-    if maximum.name not in ("amax", "max") or maximum.args[0] is not scores or maximum.index != 0:
-        return False
-    over = maximum.args[1] if len(maximum.args) > 1 else None
-    if over is None and maximum.name == "max":
-        return candidate.dim == 0
-    axis = [over] if isinstance(over, int) else list(over or ())
-    if len(axis) != 1 or candidate.dim != scores.dim:
-        return False
-    dim = axis[0] % scores.dim
-    sizes = enumerate(zip(candidate.shape, scores.shape, strict=True))
-    kept = all(is_one(c) if d == dim else equal(c, s) for d, (c, s) in sizes)
-    return kept and set(atoms(dims[dim])) == set(keys)
-
-
-def row_maximum_values(candidate: Value, scores: Value) -> list[Value]:
-    """The values from `candidate` down to `scores`."""
-    found = []
-    while candidate is not scores:
-        found.append(candidate)
-        candidate = candidate.args[0]
-    return found
-
-
 def _writes_nan(value: Value) -> bool:
     """Whether an operation not far above fills in NaN: rows of it pass other gradients than any mask's."""
     seen, todo = {value}, [value]
@@ -386,6 +343,12 @@ def _writes_nan(value: Value) -> bool:
                 seen.add(source)
                 todo.append(source)
     return False
+
+
+def _not_floored(scores: Scores, value: Value) -> None:
+    """What clamping made of the scores is what the softmax reads, but for casts that hold it and shifts of rows."""
+    if scores.floor is not None:
+        raise Blocked(f"scores that were clamped go on to {value.name or 'an addition'} before the softmax", value)
 
 
 def _rounded(number: float, dtype: torch.dtype) -> float:
@@ -402,5 +365,6 @@ def _unknown(value: Value) -> str:
 _RULES: dict[str, Callable[[Reader, Value, Dims], Scores]] = {
     "_to_copy": Reader._cast, "mul": Reader._scale, "div": Reader._scale, "neg": Reader._neg, "add": Reader._add,
     "sub": Reader._add, "rsub": Reader._add, "masked_fill": Reader._masked_fill, "where": Reader._where,
-    "index_put": Reader._index_put, "tanh": Reader._tanh, "addcmul": Reader._addcmul,
+    "index_put": Reader._index_put, "tanh": Reader._tanh, "addcmul": Reader._addcmul, "maximum": Reader._maximum,
+    "clamp": Reader._clamp, "clamp_min": Reader._clamp,
 }  # fmt: skip

@@ -72,6 +72,17 @@ class Softcap:
     inner: Number
 
 
+@dataclass(frozen=True)
+class Floor:
+    """`maximum(scores, number)` for the lowest number of their dtype: minus infinity becomes that number.
+
+    `tie`: the share of the gradient that passes where a score is that number.
+    """
+
+    number: float
+    tie: float
+
+
 @dataclass
 class Scores:
     """What is made of the product before the softmax.
@@ -85,6 +96,7 @@ class Scores:
         dtypes: dtypes that the scores pass through, product first.
         added_in: dtypes that the biases are added in, and that the sums are cast to.
         largest: beyond it a sum with a bias is infinite, for it is cast to a dtype that holds no more.
+        floor: what they are not let below, after all that is named above.
         shifted: True where a constant was added to rows: nothing to a softmax, but not to a softcap that follows.
         values: every value of the chain from the product to the softmax: what a rewrite makes dead.
         product: the product itself.
@@ -103,6 +115,7 @@ class Scores:
     dtypes: list[torch.dtype] = field(default_factory=list)
     added_in: list[torch.dtype] = field(default_factory=list)
     largest: float = math.inf
+    floor: Floor | None = None
     shifted: bool = False
     values: list[Value] = field(default_factory=list)
 

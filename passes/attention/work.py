@@ -5,6 +5,7 @@ Connects the modules of this package; each decision is made in one of them.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -109,6 +110,8 @@ class GraphWork:
         mode = self.config.mode
         arch = arch_of(self._spec(planned)) if planned.problem.device == "cuda" else None
         choice = choose(planned.problem, arch=arch, mode=mode, available=self._available(planned.problem.device))
+        if choice.target is None and mode in ("auto", "always"):
+            choice = self._in_blocks(planned) or choice
         if choice.target is None:
             raise Blocked(choice.reason, planned.site.output)
         return choice
@@ -124,11 +127,11 @@ class GraphWork:
 
         Raises `Blocked` where neither would be faster, unless the user wants it always.
         """
-        verdict, other = self._verdict(planned, choice), self._in_blocks(planned)
+        verdict = self._verdict(planned, choice)
+        other = self._in_blocks(planned) if self.config.mode == "auto" and choice.target != BLOCKS else None
         if other is not None:
             in_blocks = self._verdict(planned, other)
-            clearly = in_blocks.pays and in_blocks.fused_us * BLOCKS_MARGIN <= in_blocks.unfused_us
-            if clearly and not (verdict.pays and verdict.fused_us <= in_blocks.fused_us):
+            if in_blocks.pays and not (verdict.pays and verdict.fused_us <= in_blocks.fused_us):
                 choice, verdict = other, in_blocks
         cost = {"fused_us": verdict.fused_us, "unfused_us": verdict.unfused_us}
         if verdict.fused_us:
@@ -141,17 +144,23 @@ class GraphWork:
         mask = planned.mask
         added = any(facts.buffers for facts in mask.proofs[len(planned.site.scores.fills) :])
         loaded = mask.kind == "bool" or added  # a causal fill from a buffer is computed where no kernel pays
-        return gate.decide(
+        verdict = gate.decide(
             planned.problem, str(choice.target), choice.kernel, self._spec(planned),
             mask_form="loaded" if loaded else "computed", regions=self.sites,
         )  # fmt: skip
+        clearly = choice.target != BLOCKS or verdict.fused_us * BLOCKS_MARGIN <= verdict.unfused_us
+        if clearly or not verdict.pays:
+            return verdict
+        return dataclasses.replace(verdict, pays=False, reason=f"it is not faster by enough: {verdict.reason}")
 
     def _in_blocks(self, planned: Plan) -> Choice | None:
-        """Our own operator, where it computes the site: on a CPU, by the gate only, and not for a foreign compiler."""
-        told = self.config.mode != "auto" or self.ctx.options.inner not in _OWN_OPERATORS
-        if told or planned.problem.device != "cpu" or planned.mask.empty_rows == "zero":
-            return None  # rows without a key are NaN in it
-        if not isinstance(planned.scale, (int, float)):
+        """Our own operator, where it computes the site: on a CPU, and not for a foreign compiler."""
+        if self.ctx.options.inner not in _OWN_OPERATORS or planned.problem.device != "cpu":
+            return None
+        if planned.mask.empty_rows == "zero":  # rows without a key are NaN in it
+            return None
+        numbers = (planned.scale, *(cap.inner for cap in planned.site.scores.softcaps))
+        if not all(isinstance(number, (int, float)) for number in numbers):
             return None
         choice = choose(planned.problem, arch="cpu", mode="auto", available=frozenset({BLOCKS}))
         return choice if choice.target == BLOCKS else None

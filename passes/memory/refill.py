@@ -2,14 +2,18 @@
 
 The way down lets go of what frees most where the peak is; it never asks what could have been kept all along. Here each
 step keeps the tensors, or holds them on, that save most time for each byte that the peak rises; what does not raise it
-comes first. The states found do not depend on a budget: of all whose peak fits, the fastest is taken.
+comes first. Whatever is tried is a plan too. Where two plans leave a wide gap of bytes between them, what one
+keeps and the other does not is kept one by one. The states found do not depend on a budget: of all whose peak fits, the
+fastest is taken.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from optpass.passes.memory.schedule import Schedule, State, Timeline
 
@@ -17,6 +21,8 @@ from optpass.passes.memory.schedule import Schedule, State, Timeline
 EFFORT = 150_000
 #: Of graphs of at most so many operations, exchanges are tried too, whose number grows with the square.
 SMALL, EFFORT_SMALL = 200, 600_000
+#: Between plans whose peaks are further apart than this part of the larger, more are looked for, with this effort.
+GAP, EFFORT_GAPS = 0.01, 100_000
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class Refill:
 
     def __init__(self, schedule: Schedule, classes: Sequence[int], pinned: Collection[int] = ()) -> None:
         self.schedule, self.classes, self.pinned = schedule, classes, frozenset(pinned)
+        #: By rising peak; seconds fall.
         self.plans: list[Plan] = []
         self._small = len(schedule.operations) <= SMALL
         self._left = EFFORT_SMALL if self._small else EFFORT
@@ -49,16 +56,31 @@ class Refill:
         for state in states:
             if self._left > 0:
                 self._up(state)
+        self._left = EFFORT_GAPS
+        self._fill()
         return self.plans
 
     def _run(self, state: State) -> Timeline:
         timeline = self.schedule.run(state)
         self._left -= len(timeline.steps)
+        self._note(state, timeline)
         return timeline
+
+    def _note(self, state: State, timeline: Timeline) -> None:
+        """Keep the plan if none that is as fast has so small a peak; drop those that it makes needless."""
+        peak, seconds = timeline.peak, timeline.recomputed_s
+        at = bisect_right(self.plans, peak, key=lambda plan: plan.peak)
+        if at and self.plans[at - 1].seconds <= seconds:
+            return
+        end = at
+        while end < len(self.plans) and self.plans[end].seconds >= seconds:
+            end += 1
+        start = at - 1 if at and self.plans[at - 1].peak == peak else at
+        self.plans[start:end] = [Plan(peak, seconds, state)]
 
     def _up(self, state: State) -> None:
         timeline = self._run(state)
-        while self._note(state, timeline) and self._left > 0:
+        while self._is_new(timeline) and self._left > 0:
             best = self._best(state, timeline)
             if best is None:
                 return
@@ -79,14 +101,40 @@ class Refill:
                 best = score, trial, after
         return None if best is None else best[1:]
 
-    def _note(self, state: State, timeline: Timeline) -> bool:
-        """Whether this is a plan that was not found before."""
+    def _is_new(self, timeline: Timeline) -> bool:
+        """Whether the way up has not been here before."""
         key = timeline.peak, timeline.recomputed_s
-        if key in self._seen:
-            return False
+        known = key in self._seen
         self._seen.add(key)
-        self.plans.append(Plan(timeline.peak, timeline.recomputed_s, state))
-        return True
+        return not known
+
+    def _fill(self) -> None:
+        """Look for plans in the gaps between those that were found, the widest first."""
+        tried: set[tuple[int, int]] = set()
+        while self._left > 0:
+            pairs = ((low, high) for low, high in pairwise(self.plans) if (low.peak, high.peak) not in tried)
+            wide = [(low, high) for low, high in pairs if high.peak - low.peak > GAP * high.peak]
+            if not wide:
+                return
+            low, high = max(wide, key=lambda pair: pair[1].peak - pair[0].peak)
+            tried.add((low.peak, high.peak))
+            for state in self._between(low.state, high.state):
+                if self._left <= 0:
+                    return
+                self._run(state)
+
+    def _between(self, low: State, high: State) -> Iterator[State]:
+        """From `low` towards `high`: first what costs most to compute again for its bytes; and the same from behind."""
+        operations, sizes = self.schedule.operations, self.schedule.sizes
+        more = sorted(
+            (s for s in high.kept - low.kept if sizes[s]),
+            key=lambda s: (-operations[self.schedule._producer[s]].seconds / sizes[s], s),
+        )
+        for way in (more, more[::-1]):
+            state = low
+            for s in way:
+                state = _with(state, [s])
+                yield state
 
     def _trials(self, state: State, timeline: Timeline) -> Iterator[tuple[State, bool]]:
         """States that compute less again than `state` does, and exchanges of what is kept for what is not."""

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from optpass.passes.memory.problem import Problem
 
 Bytes = NDArray[np.int64]
+#: What is kept, and what is not held at which positions.
+FrozenState = tuple[tuple[int, ...], tuple[tuple[int, tuple[int, ...]], ...]]
 
 
 @dataclass
@@ -34,6 +36,16 @@ class State:
     def copy(self) -> State:
         """An independent copy."""
         return State(set(self.kept), {p: set(v) for p, v in self.evicted.items()})
+
+    def frozen(self) -> FrozenState:
+        """The same, hashable, and written the same in every process."""
+        evicted = tuple((p, tuple(sorted(v))) for p, v in sorted(self.evicted.items()) if v)
+        return tuple(sorted(self.kept)), evicted
+
+    @classmethod
+    def thawed(cls, frozen: FrozenState) -> State:
+        """From `frozen`."""
+        return cls(set(frozen[0]), {p: set(v) for p, v in frozen[1]})
 
 
 @dataclass(slots=True)

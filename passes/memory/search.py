@@ -82,14 +82,14 @@ class Search:
     def at_most(self, peak: int) -> tuple[State, Timeline] | None:
         """The fastest plan found whose peak is at most `peak`; None below the floor."""
         found = self._first_on_the_way(peak)
-        other = fastest(self._refilled(), peak)
+        other = fastest(self.refilled(), peak)
         if found is None or other is None:
             return found
         if (other.seconds, other.peak) < (found[1].recomputed_s, found[1].peak):
             return other.state.copy(), self.schedule.run(other.state)
         return found
 
-    def _refilled(self) -> list[Plan]:
+    def refilled(self) -> list[Plan]:
         """Plans upwards from the way, found once: from its end, from its start, and from points between."""
         if self._upwards is None:
             n = len(self.way.points)

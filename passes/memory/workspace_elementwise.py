@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from optpass.passes.memory.workspace_call import Call, common_dtype, copied, nbytes, number, sizes, strides
+from optpass.passes.memory.workspace_call import Call, common_dtype, copied, elements, nbytes, number, sizes, strides
 
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor"))
 #: Element-wise by their tag, but not computed in a common dtype.
@@ -81,6 +81,35 @@ def _isinf(call: Call) -> int:
 
 def _softmax(call: Call) -> int:
     return copied(call.tensor("self"))
+
+
+def _safe_softmax(call: Call) -> int:
+    """Which scores are minus infinity, which rows are that throughout, and a zero (`_safe_softmax`, SoftMax.cpp).
+
+    The softmax before it needs its input in the dtype of the result.
+    """
+    source, result = call.tensor("self"), call.result()
+    if result is None or not source.dim():
+        return 0
+    cast = nbytes(source, result.dtype) if result.dtype != source.dtype else copied(source)
+    of_rows = elements(source) // max(1, sizes(source)[number(call.get("dim", -1))])
+    return max(cast, elements(source) + of_rows + result.element_size())
+
+
+def _of_complex(call: Call) -> int:
+    """What is real of a complex number is computed in a complex tensor, of which the real part is taken."""
+    source = call.tensor("self")
+    return nbytes(source) if source.is_complex() else promotion(call)
+
+
+def _multinomial(call: Call) -> int:
+    """With replacement the distribution of one row; else a race of exponentials, and its best (Distributions.cpp)."""
+    source, count = call.tensor("self"), number(call.get("num_samples"))
+    categories = sizes(source)[-1]
+    if call.get("replacement", False):
+        return categories * source.element_size()
+    best = elements(source) // max(1, categories) * count * source.element_size()
+    return nbytes(source) + (best if count > 1 else 0)
 
 
 def _softmax_backward(call: Call) -> int:
@@ -158,6 +187,10 @@ RULES: Mapping[str, Callable[[Call], int]] = {
     "isinf": _isinf,
     "_softmax": _softmax,
     "_log_softmax": _softmax,
+    "_safe_softmax": _safe_softmax,
+    "abs": _of_complex,
+    "angle": _of_complex,
+    "multinomial": _multinomial,
     "_softmax_backward_data": _softmax_backward,
     "_log_softmax_backward_data": _softmax_backward,
     "native_dropout": _dropout,

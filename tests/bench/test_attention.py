@@ -44,7 +44,7 @@ class Machine:
 @pytest.fixture
 def claim(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     monkeypatch.setattr(attention, "LENGTHS", {"cpu": (128, 1024)})
-    monkeypatch.setattr(attention, "HEAD_DIMS", (64,))
+    monkeypatch.setattr(attention, "HEAD_DIMS", {"cpu": (64,)})
     monkeypatch.setattr(attention, "GPT_LENGTHS", (512,))
 
     def run(config: BenchConfig | None = None, **seconds: float) -> Result:
@@ -84,8 +84,9 @@ def test_every_cell_says_what_was_best(claim: Callable[..., Result]) -> None:
 
 
 def test_the_cells_of_the_claim() -> None:
-    assert len(attention.op_cells(BenchConfig())) == 2 * 5 * 2 * 2 * 2
-    assert {cell.length for cell in attention.op_cells(BenchConfig())} == {128, 256, 512, 1024, 2048}
+    assert len(attention.op_cells(BenchConfig())) == 2 * 4 * 2 * 2
+    assert {cell.length for cell in attention.op_cells(BenchConfig())} == {256, 512, 1024, 2048}
+    assert {cell.head_dim for cell in attention.op_cells(BenchConfig(device="cuda"))} == {64, 128}
     assert {cell.dtype for cell in attention.op_cells(BenchConfig(device="cuda"))} >= {"bfloat16", "float16"}
     assert {(cell.length, cell.training) for cell in attention.gpt_cells(BenchConfig())} == {
         (length, training) for length in (512, 1024, 2048) for training in (False, True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from optpass.bench import audit_overhead
-from optpass.bench.audit_overhead import CASES, MODES, PARTS, SMALLEST, STEADY
+from optpass.bench import audit_overhead, audit_overhead_samples
+from optpass.bench.audit_overhead import PARTS, STEADY
+from optpass.bench.audit_overhead_samples import CASES, MODES, SMALLEST, Samples
 from optpass.bench.registry import BenchConfig
 from optpass.errors import ConfigError
 
-Measured = dict[tuple[str, str, str], audit_overhead.Samples]
+Measured = dict[tuple[str, str, str], Samples]
 
 
 def measured(ratios: dict[str, float]) -> Measured:
@@ -30,9 +33,9 @@ def judged(ratios: dict[str, float], *, complete: bool = True) -> tuple[bool | N
 
 def test_every_part_must_be_within_its_goal() -> None:
     assert judged({})[0] is True
-    for part, (_, _, goal) in PARTS.items():
-        passed, finding = judged({part: goal + 0.02})
-        assert passed is False and f"{part} {goal + 0.02:.3f}" in finding
+    for part, known in PARTS.items():
+        passed, finding = judged({part: known.goal + 0.02})
+        assert passed is False and f"{part} {known.goal + 0.02:.3f}" in finding
     assert judged({}, complete=False)[0] is None
 
 
@@ -48,6 +51,20 @@ def test_sizes_are_checked_first() -> None:
 
 @pytest.mark.parametrize("part", ["compiling", "steady"])
 def test_samples(part: str) -> None:
-    samples = getattr(audit_overhead, part)(SMALLEST, "tiny", MODES[0], "eager", 2, "cpu", 0)
-    assert set(samples) == set(CASES)
-    assert all(len(taken) == 2 and min(taken) > 0 for taken in samples.values())
+    taken = getattr(audit_overhead_samples, part)(SMALLEST, "tiny", MODES[:1], "eager", 2, 60.0, "cpu", 0)
+    (samples,) = taken.values()
+    assert set(taken) == set(MODES[:1]) and set(samples) == set(CASES)
+    assert all(len(values) == 2 and min(values) > 0 for values in samples.values())
+
+
+def test_rounds_end_with_the_time() -> None:
+    taken = audit_overhead_samples._interleaved(lambda audited: 1.0, 100, 0, until=0.0)
+    assert all(len(values) == 2 for values in taken.values())
+
+
+def test_shares_of_the_budget() -> None:
+    parts = [part for part in PARTS for _ in range(2)]
+    begun = time.monotonic()
+    shares = [audit_overhead._seconds(part, parts[index:], begun, 100.0) for index, part in enumerate(parts)]
+    assert shares[0] == pytest.approx(17.5, abs=1)  # half of 35
+    assert shares[-1] == pytest.approx(100, abs=1)  # nothing was used before: all of it is left

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from optpass.bench import memory, memory_compile, memory_cuda, memory_judge, memory_ways
+from optpass.bench import memory, memory_compile, memory_cuda, memory_journal, memory_judge, memory_ways
 from optpass.bench.progress import NoProgress
 from optpass.bench.registry import BenchConfig
-from optpass.bench.result import Result
+from optpass.bench.result import BenchError, Result
 
 STATICS = 1_000_000
 NAMES = [memory_ways.pytorch(ratio) for ratio in memory.RATIOS]
@@ -106,7 +106,7 @@ def test_a_peak_of_pytorchs_that_no_plan_reaches_fails() -> None:
 
 @pytest.mark.parametrize(("ratio", "holds"), [(1.5, True), (1.7, False)])
 def test_compile_time_is_judged(ratio: float, holds: bool) -> None:
-    samples = {memory_compile.INDUCTOR: [10.0] * 5, memory_compile.BUDGETED: [10.0 * ratio] * 5}
+    samples = {memory_compile.INDUCTOR: [10.0] * 5, memory_compile.AT_FLOOR: [10.0 * ratio] * 5}
     assert memory_judge.judge_compile("gpt", samples, 0).holds is holds
 
 
@@ -139,6 +139,41 @@ def test_cuda_is_judged_against_the_fastest_way_that_fits() -> None:
     assert memory_cuda.judge("optpass, 20", ways, 20).holds is False
 
 
+def test_a_failed_way_fails_alone() -> None:
+    ways = _ways(**{memory_ways.FEWER: {"failed": "RuntimeError: no"}, "PyTorch 0.5": {"failed": "RuntimeError: no"}})
+    verdicts = _verdicts(ways)
+    assert verdicts["every way runs"] is False and verdicts["held and used"] is True
+    assert verdicts["no slower than PyTorch at its peaks"] is None
+    assert memory_judge.rows_of("gpt", ways, NAMES, 0.03, 0)
+    assert _verdicts(_ways(**{"PyTorch 0.5": {"failed": "RuntimeError: no"}}))["every way runs"] is None
+
+
+def test_what_was_found_before_a_failure_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = _ways()
+    del ways[memory_ways.FEWER]
+
+    class Dying(Machine):
+        def __call__(self, target: str, arguments: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+            answer = super().__call__(target, arguments, **more)
+            if "journal" in arguments:
+                memory_journal.write(arguments["journal"], "times", answer)
+                raise BenchError("killed")
+            return answer
+
+    result = _run(monkeypatch, Dying(ways))
+    assert result.passed is None and any("killed" in note for note in result.notes)
+    assert any(row.case == memory_ways.FLOOR for row in result.rows)
+
+
+def test_a_failure_before_anything_was_found_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dead(Machine):
+        def __call__(self, target: str, arguments: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+            raise BenchError("killed")
+
+    with pytest.raises(BenchError, match="killed"):
+        _run(monkeypatch, Dead(_ways()))
+
+
 def test_the_ways_of_a_tiny_model_are_what_they_are_called() -> None:
     torch = pytest.importorskip("torch")
     overrides = {"targets": True, "dropout": 0.0, "batch": 4, "seq": 32, "layers": 3}
@@ -149,7 +184,7 @@ def test_the_ways_of_a_tiny_model_are_what_they_are_called() -> None:
     assert ways[memory_ways.pytorch(0.5)]["peak"] < ways[memory_ways.EAGER]["peak"]
     assert all(len(way["samples"]) == 2 and min(way["samples"]) > 0 for way in ways.values())
     ours = {name: way for name, way in ways.items() if "budget" in way}
-    assert len(ours) == 4
+    assert len(ours) == 4 and not any("failed" in way for way in ways.values())
     for name, way in ours.items():
         assert way["peak"] <= way["budget"], name
         assert way["predicted"] == pytest.approx(way["peak"], rel=0.01), name

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from optpass.auditing.fixes.reading import read
-from optpass.auditing.fixes.rewrite import place_of, propose
+from optpass.auditing.fixes.rewrite import place_of, propose_with_note
 from optpass.errors import AuditError
 from optpass.reporting.audit.model import Audit
 
 
 def attach_diffs(audit: Audit) -> Audit:
-    """Fill `fix.diff` of each break in the user's own code whose fix is mechanical; others stay as they are.
+    """Fill `fix.diff` and its note of each break in the user's own code whose fix is mechanical; others stay.
 
     Breaks that only follow from another get none: they go with it.
     """
@@ -26,5 +26,5 @@ def attach_diffs(audit: Audit) -> Audit:
             except AuditError:  # a notebook cell, an exec'd string, a file that is gone
                 texts[file] = ""
         if texts[file]:
-            brk.fix.diff = propose(brk, texts[file], audit.root)
+            brk.fix.diff, brk.fix.note = propose_with_note(brk, texts[file], audit.root)
     return audit

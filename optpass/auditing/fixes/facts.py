@@ -34,6 +34,30 @@ class Facts(PurityFacts):
         found = self.torch_call(node)
         return found is not None and found[0] in tables.POINTWISE_BOOL | tables.PAIR_BOOL | tables.REDUCTIONS_BOOL
 
+    def casts(self, node: ast.expr) -> frozenset[str]:
+        """What an expression converts to, by the text of each conversion: unequal texts may be unequal dtypes.
+
+        Conversions of what it is computed from count too, as far as names have one value.
+        """
+        found: set[str] = {"bool"} if self.boolean(node) else set()
+        names: set[str] = set()
+        waiting: list[ast.AST] = [node]
+        while waiting:
+            current = waiting.pop()
+            if isinstance(current, ast.Compare):
+                continue  # gives booleans, whatever is compared
+            waiting += ast.iter_child_nodes(current)
+            if isinstance(current, ast.Name) and current.id not in names:
+                names.add(current.id)
+                value = self.scope.value(current.id)
+                waiting += [value] if value is not None else []
+            if isinstance(current, ast.keyword) and current.arg == "dtype":
+                found.add(ast.unparse(current.value))
+            call = self.torch_call(current)
+            if call is not None and call[0] in tables.CASTS:
+                found.add(f"{call[0]}({', '.join(ast.unparse(argument) for argument in call[1][1:])})")
+        return frozenset(found)
+
     def zero_dim(self, node: ast.expr) -> bool:
         """Proved to be a tensor without dimensions, or a number."""
         if is_number(node) or self.scalar_of(node) is not None:

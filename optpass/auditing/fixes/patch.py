@@ -112,3 +112,10 @@ def _hunks(diff: str) -> list[tuple[int, list[str], list[str]]]:
 def _shown(path: str, root: str) -> str:
     absolute, base = Path(path).absolute(), Path(root).absolute() if root else Path.cwd()
     return (absolute.relative_to(base) if absolute.is_relative_to(base) else absolute).as_posix().lstrip("/")
+
+
+def same_change(one: str, other: str) -> bool:
+    """Whether two diffs make the same change, whatever their headers call the file."""
+    return [line for line in split(one) if not line.startswith(("--- ", "+++ "))] == [
+        line for line in split(other) if not line.startswith(("--- ", "+++ "))
+    ]

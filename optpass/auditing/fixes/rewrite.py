@@ -110,7 +110,12 @@ def proposals(brk: Break, text: str) -> list[Proposal]:
 
 
 def propose(brk: Break, source_text: str, root: str = "") -> str:
-    """A unified diff against the user's file, where the fix is mechanical; '' otherwise.
+    """A unified diff against the user's file, where the fix is mechanical; '' otherwise. As `propose_with_note`."""
+    return propose_with_note(brk, source_text, root)[0]
+
+
+def propose_with_note(brk: Break, source_text: str, root: str = "") -> tuple[str, str]:
+    """A diff, and what to know of it before taking it; both '' where the fix is not mechanical.
 
     Args:
         brk: the break.
@@ -119,8 +124,9 @@ def propose(brk: Break, source_text: str, root: str = "") -> str:
     """
     found = proposals(brk, source_text)
     if not found:
-        return ""
-    return patch.unified(place_of(brk)[0], source_text, apply_edits(source_text, found[0].edits), root)
+        return "", ""
+    after = apply_edits(source_text, found[0].edits)
+    return patch.unified(place_of(brk)[0], source_text, after, root), found[0].note
 
 
 def propose_all(breaks: Sequence[Break], files: Mapping[str, str], root: str = "") -> dict[str, str]:

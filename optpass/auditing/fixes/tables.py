@@ -64,6 +64,11 @@ VIEWS = _words("""
     contiguous detach diagonal narrow select to type type_as float double half bfloat16 long int bool cpu cuda real imag
     ravel chunk split
 """)
+#: Functions and methods whose result has another dtype, or device, than their tensor may have.
+CASTS = _words("""
+    to type type_as float double half bfloat16 long int short bool cpu cuda argmax argmin argsort count_nonzero nonzero
+    one_hot bincount logical_not logical_and logical_or logical_xor
+""")
 #: Constructors in `torch` that return a tensor without looking at one.
 CONSTRUCTORS = _words(
     "zeros ones full empty arange linspace eye tensor as_tensor from_numpy rand randn randint rand_like randn_like"

@@ -97,6 +97,7 @@ def _body(finding: Finding) -> Iterator[str]:
     yield from _paragraph(record.fix.text, "Fix: ")
     if record.fix.diff:
         yield from fenced(record.fix.diff.rstrip("\n"), "diff")
+        yield from _paragraph(record.fix.note, "Note: ")
     yield from _paragraph(words.verdict(record.fix.verified, record.fix.outcome), "Verified: ")
 
 

@@ -30,6 +30,7 @@ class Fix(Record):
 
     text: str = Field(default="", description="What to do, in one or two sentences. Empty: nothing is known.")
     diff: str = Field(default="", description="Unified diff against the user's file, where the change is mechanical.")
+    note: str = Field(default="", description="What to know of the diff before taking it.")
     verified: bool | None = Field(
         default=None, description="Tried on a copy: the break is gone and outputs are equal. Null: not tried."
     )
@@ -44,7 +45,9 @@ class BreakCost(Record):
         default=None, description="Predicted time of the two halves less that of the joined graph, per call."
     )
     compile_s: float | None = Field(default=None, description="Compiling the resumed functions behind it.")
-    guard_us: float | None = Field(default=None, description="Checking their guards, per call.")
+    guard_us: float | None = Field(
+        default=None, description="Checking their guards, per call, as Dynamo measures it: once, with cold caches."
+    )
 
 
 class Break(Record):
@@ -135,7 +138,7 @@ class FunctionRecord(Record):
     t_first_s: float | None = Field(default=None, description="First call, compile included.")
     t_steady_s: float | None = Field(default=None, description="Median of calls after warm-up (no compile since).")
     calls: int = Field(default=0, description="Calls that were timed: the first some hundred after each compile.")
-    guard_us: float | None = Field(default=None, description="Checking its guards, per call.")
+    guard_us: float | None = Field(default=None, description="Checking its guards, per call, as of a break's cost.")
 
 
 class AuditSummary(Record):

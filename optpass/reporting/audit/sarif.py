@@ -16,11 +16,19 @@ from optpass.reporting.audit import words
 from optpass.reporting.audit.baseline import Difference, Finding, findings
 from optpass.reporting.audit.model import Audit, Break, Fix, Recompile, SilentEager
 from optpass.reporting.audit.patches import replacements
-from optpass.reporting.audit.source import relative
+from optpass.reporting.audit.source import line_text, relative
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _ROOT = "SRCROOT"
 _PRINT = "optpassFinding/v1"
+#: The one name under which GitHub looks for a fingerprint.
+_PRINT_GITHUB = "primaryLocationLineHash"
+_GB_PAGE = "https://meta-pytorch.github.io/compile-graph-break-site/gb/{0}.html"  # as Dynamo's own messages name it
+_KINDS = {
+    "break": "Dynamo ended a graph before the function ended: what stands behind it is another graph, or runs eager.",
+    "recompile": "A compiled function was compiled again, since what it was called with or reads had changed.",
+    "silent eager": "Code that is to be compiled runs uncompiled, and nothing tells.",
+}
 _LEVELS = {"user": "warning", "library": "note", "torch": "note"}
 
 
@@ -96,15 +104,20 @@ class _Writer:
             "ruleIndex": list(self.rules).index(rule_id(record)),
             "level": _LEVELS[record.owner] if isinstance(record, Break) else "warning",
             "message": {"text": _message(record)},
-            "partialFingerprints": {_PRINT: self._fingerprint(finding)},
+            "partialFingerprints": dict.fromkeys((_PRINT, _PRINT_GITHUB), self._fingerprint(finding)),
             "properties": _properties(record),
         }
         location = self._location(record, finding.root)
-        if location is not None:
+        led = self._led(record, finding.root)
+        if led is not None and location is not None:
+            # The reviewer's line is the user's: code scanning shows nothing for files outside of the repository.
+            result["locations"] = [led]
+            result["relatedLocations"] = [{"id": 1, "message": {"text": "where the graph breaks"}, **location}]
+        elif location is not None:
             result["locations"] = [location]
         if isinstance(record, Break):
             result["occurrenceCount"] = max(record.occurrences, 1)
-            related = self._related(record, finding.root)
+            related = self._related(record, finding.root, result.get("relatedLocations", []))
             if related:
                 result["relatedLocations"] = related
         if state is not None:
@@ -114,8 +127,24 @@ class _Writer:
         return result
 
     def _rule(self, record: Break | Recompile | SilentEager) -> None:
-        name = record.gb_type if isinstance(record, Break) else rule_id(record).replace("/", ": ").replace("-", " ")
-        self.rules.setdefault(rule_id(record), {"id": rule_id(record), "shortDescription": {"text": name}})
+        name = rule_id(record)
+        if name in self.rules:
+            return
+        kind = (
+            "break" if isinstance(record, Break) else "recompile" if isinstance(record, Recompile) else "silent eager"
+        )
+        short = record.gb_type if isinstance(record, Break) else name.replace("/", ": ").replace("-", " ")
+        rule: dict[str, Any] = {
+            "id": name,
+            "name": "".join(word.capitalize() for word in re.findall(r"[A-Za-z0-9]+", short)),
+            "shortDescription": {"text": short},
+            "fullDescription": {"text": f"{_KINDS[kind]} Here: {short}."},
+            "defaultConfiguration": {"level": "warning"},
+            "properties": {"tags": ["performance", "torch.compile", kind]},
+        }
+        if isinstance(record, Break) and record.gb_id:
+            rule["helpUri"] = _GB_PAGE.format(record.gb_id.lower())
+        self.rules[name] = rule
 
     def _fingerprint(self, finding: Finding) -> str:
         """Of the finding's key, and its number among equal ones."""
@@ -140,25 +169,28 @@ class _Writer:
             location["logicalLocations"] = [{"fullyQualifiedName": record.function, "kind": "function"}]
         return location
 
-    def _related(self, record: Break, root: str) -> list[dict[str, Any]]:
-        """The breaks that follow from this one, the one that it follows from, and the user's line that led here."""
+    def _led(self, record: Break | Recompile | SilentEager, root: str) -> dict[str, Any] | None:
+        """The user's line that led to a break in other code."""
+        if not isinstance(record, Break) or record.owner == "user" or not (record.user_file and record.user_line):
+            return None
+        region: dict[str, Any] = {"startLine": record.user_line}
+        if code := line_text(record.user_file, record.user_line):
+            region["snippet"] = {"text": code}
+        artifact = self._artifact(record.user_file, root)
+        return {"physicalLocation": {"artifactLocation": artifact, "region": region}}
+
+    def _related(self, record: Break, root: str, result: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Behind `result`: the breaks that follow from this one, and the one that it follows from."""
         index = next((i for i, b in enumerate(self.audit.breaks) if b is record), None)
         followers = [b for b in self.audit.breaks if index is not None and b.caused_by == index]
         others = [(b, "follows from this break") for b in followers]
         if record.caused_by is not None and record.caused_by < len(self.audit.breaks):
             others.append((self.audit.breaks[record.caused_by], "this break follows from it"))
-        result = []
-        for number, (other, how) in enumerate(others, 1):
+        for other, how in others:
             location = self._location(other, root)
             if location is not None:
-                result.append({"id": number, "message": {"text": f"{how}: {words.kind(other)}"}, **location})
-        if record.user_file and record.user_line and record.owner != "user":
-            place = {
-                "artifactLocation": self._artifact(record.user_file, root),
-                "region": {"startLine": record.user_line},
-            }
-            message = {"text": "the line that led there"}
-            result.append({"id": len(result) + 1, "message": message, "physicalLocation": place})
+                message = {"text": f"{how}: {words.kind(other)}"}
+                result = [*result, {"id": len(result) + 1, "message": message, **location}]
         return result
 
     def _fixes(self, record: Break | Recompile | SilentEager, root: str) -> list[dict[str, Any]]:
@@ -172,7 +204,7 @@ class _Writer:
             region = {"startLine": change.line, "startColumn": 1, "endLine": end, "endColumn": 1}
             edits.append({"deletedRegion": region, "insertedContent": {"text": change.inserted}})
         artifact = {"artifactLocation": self._artifact(_target(record.fix, record), root), "replacements": edits}
-        text = record.fix.text or "replace these lines"
+        text = " ".join(filter(None, (record.fix.text or "Replace these lines.", record.fix.note)))
         return [{"description": {"text": text}, "artifactChanges": [artifact]}]
 
 
@@ -206,7 +238,7 @@ def _message(record: Break | Recompile | SilentEager) -> str:
         text = f"Recompiled {words.count(record.count, 'time')}, {words.changed(record).rstrip('.')}."
     else:
         text = f"Runs eager: {words.silent(record)}. {record.reason}".strip()
-    return f"{text} {record.fix.text}".strip()
+    return f"{text} Fix: {record.fix.text}" if record.fix.text else text
 
 
 def _properties(record: Break | Recompile | SilentEager) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
@@ -12,6 +13,7 @@ from optpass.reporting.audit.model import Audit, Break, Recompile, SilentEager
 #: What marks the top folder of a project, in the nearest folder that holds any of them.
 ROOT_MARKS = (".git", ".hg", "pyproject.toml", "setup.py", "setup.cfg")
 _PACKAGES = ("site-packages", "dist-packages")
+_STANDARD = re.compile(r"/lib(?:64)?/python3\.\d+/(.+)$")
 _CONTEXT = 1  # lines shown before the line itself
 _WIDTH = 160  # characters of a line that are shown
 
@@ -53,7 +55,7 @@ def project_root(start: Path) -> Path:
 
 
 def relative(file: str, root: str) -> str:
-    """The path as a reader and a baseline know it: from `root`, or from site-packages; else as it is."""
+    """The path as a reader and a baseline know it: from `root`, site-packages or Python's library; else as it is."""
     if not file or file.startswith("<"):
         return file  # a notebook cell, an exec'd string
     path = PurePath(file)
@@ -63,7 +65,9 @@ def relative(file: str, root: str) -> str:
     for name in _PACKAGES:
         if name in path.parts:
             return PurePath(*path.parts[path.parts.index(name) + 1 :]).as_posix()
-    return path.as_posix()
+    # Where Python is installed differs from machine to machine, and a baseline is made on one of them.
+    standard = _STANDARD.search(path.as_posix())
+    return standard[1] if standard is not None else path.as_posix()
 
 
 def place(file: str | None, line: int | None, root: str = "", column: int | None = None) -> str:

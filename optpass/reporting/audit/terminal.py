@@ -109,6 +109,7 @@ def _fix(console: Console, fix: Fix) -> None:
         lines = fix.diff.splitlines()
         _indented(console, "\n".join(lines[:_DIFF_LINES]))
         layout.more(console, _DIFF_LINES, len(lines), "lines of the diff")
+        _named(console, "note", fix.note)
     _named(console, "verified", words.verdict(fix.verified, fix.outcome))
 
 

@@ -116,7 +116,7 @@ def cost(figures: BreakCost) -> str:
     if figures.compile_s:
         parts.append(f"{format_seconds(figures.compile_s)} compiling what is behind it")
     if figures.guard_us:
-        parts.append(f"{format_seconds(figures.guard_us * 1e-6)} of guards per call")
+        parts.append(f"{format_seconds(figures.guard_us * 1e-6)} of guards per call (cold caches)")
     return ", ".join(parts)
 
 

@@ -57,6 +57,7 @@ class MaskFacts:
         parts: conjuncts of the predicate.
         fill: for an additive mask that is 0 where kept: the one number that it is elsewhere, as its dtype holds it.
         values: all numbers that an additive mask can be, where they are known; () otherwise and for bool masks.
+        bound: no element of an additive mask is larger than this, whatever its sign; None where that is not known.
         finite: no element can be infinite or NaN; True for bool masks.
         row_never_empty: for every query (of every batch and head) some key is kept.
         buffers: the Values whose contents at compile time the proof rests on.
@@ -68,6 +69,7 @@ class MaskFacts:
     parts: tuple[Part, ...] = ()
     fill: float | None = None
     values: tuple[float, ...] = ()
+    bound: float | None = None
     finite: bool = True
     row_never_empty: bool = False
     buffers: tuple[Value, ...] = ()

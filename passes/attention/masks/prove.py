@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 
@@ -114,7 +115,15 @@ class Prover:
                 real = self.engine.evaluated(value, index)
                 if real is not None:
                     facts = self._of_element(real, value, queries, keys, keep, truth)
+            if facts.predicate is None and facts.bound is None and value.op is not None:
+                facts = self._measured(facts, value)
         return replace(facts, buffers=tuple(used))
+
+    def _measured(self, facts: MaskFacts, value: Value) -> MaskFacts:
+        """Of numbers that follow from constants and were computed for real, the largest."""
+        data = self.engine.read(value) if value.tensor.is_floating_point() else None
+        largest = float(data.detach().abs().amax()) if data is not None and data.numel() else math.nan
+        return replace(facts, bound=largest, finite=True) if math.isfinite(largest) else facts
 
     def _index(self, value: Value, names: tuple[str, ...], queries: Int, keys: Int) -> Index | None:
         index: list[Int] = []
@@ -135,20 +144,25 @@ class Prover:
         if isinstance(x, (bool, Pred)):
             return self._named(x if keep else negate(x), queries, keys)
         numbers = list(dict.fromkeys(leaves(x)))
-        finite = all(self._finite(leaf, value.dtype) for leaf in numbers)
+        sizes = [self._size(leaf, value.dtype) for leaf in numbers]
+        finite = all(size is not None for size in sizes)
+        bound = max((size for size in sizes if size is not None), default=0.0) if finite else None
         constant = [float(leaf) for leaf in numbers if isinstance(leaf, (int, float))]
         known = tuple(sorted(constant)) if len(constant) == len(numbers) else ()
         if not known or (0.0 not in known and len(known) > 1):
             words = "an additive bias" if "q" in axes(x) else "a bias per key"
-            return MaskFacts("general" if "q" in axes(x) else "padding", words, values=known, finite=finite)
+            kind: Literal["general", "padding"] = "general" if "q" in axes(x) else "padding"
+            return MaskFacts(kind, words, values=known, bound=bound, finite=finite)
         facts = self._named(holds(x, lambda leaf: leaf == 0), queries, keys)
         others = [number for number in known if number != 0]
-        return replace(facts, fill=others[0] if len(others) == 1 else None, values=known, finite=finite)
+        fill = others[0] if len(others) == 1 else None
+        return replace(facts, fill=fill, values=known, bound=bound, finite=finite)
 
-    def _finite(self, leaf: Leaf, dtype: torch.dtype) -> bool:
+    def _size(self, leaf: Leaf, dtype: torch.dtype) -> float | None:
+        """What |leaf| never exceeds; None where it may be infinite or NaN, or is not known."""
         if isinstance(leaf, float):
-            return math.isfinite(leaf)
-        return magnitude(self.engine, leaf, dtype) is not None
+            return abs(leaf) if math.isfinite(leaf) else None
+        return magnitude(self.engine, leaf, dtype)
 
     # ---- propositions ---------------------------------------------------------------------------------------------
 

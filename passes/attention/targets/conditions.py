@@ -75,6 +75,7 @@ CONDITIONS: Mapping[str, Callable[[Situation, Any], bool]] = MappingProxyType(
         "training": lambda at, wanted: at.problem.training is wanted,
         "mask": lambda at, kinds: at.problem.mask in kinds,
         "square": lambda at, wanted: (at.problem.queries == at.problem.keys) is wanted,
+        "changes_scores": lambda at, wanted: bool(at.problem.score_ops) is wanted,
         "dropout": lambda at, wanted: (at.problem.dropout > 0) is wanted,
         "dropout_step": lambda at, step: not _multiple(at.problem.dropout, step),
         "head_dim_above": lambda at, limit: max(_head_dims(at)) > limit,

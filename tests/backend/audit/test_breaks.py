@@ -57,7 +57,7 @@ class Outer:
 linear = torch.nn.Linear(4, 4)
 linear.register_forward_hook(lambda module, args, out: print("hook"))  # HOOK
 """
-#: name: (source of `f`, text on the line that breaks, GB id).
+#: name: (source of `f`, text on the line that breaks, GB ids that it has in one torch or another).
 BROKEN = {
     "print": ("    y = x + 1\n    print('hi')  # BREAK\n    return y * 2", "# BREAK", "GB0059"),
     "item": ("    return x * x.sum().item()  # BREAK", "# BREAK", "GB0124"),
@@ -72,11 +72,10 @@ BROKEN = {
     "manager": ("    with manager():\n        print('m')  # BREAK\n        x += 2\n    return x", "# BREAK", "GB0059"),
     "mask": ("    return x[x > 0] * 2  # BREAK", "# BREAK", "GB0036"),
     "disable": ("    return disabled(x * 2) * 3  # BREAK", "# BREAK", "GB0098"),
-    "time": ("    return x * time.time()  # BREAK", "# BREAK", "GB0007"),
+    "time": ("    return x * time.time()  # BREAK", "# BREAK", "GB0007 GB9193"),  # a kind of its own since torch 2.14
     "open": ("    file = open('/dev/null')  # BREAK\n    return x + 1", "# BREAK", "GB0059"),
     "C function": ("    return x + zlib.crc32(b'a')  # BREAK", "# BREAK", "GB0007"),
-    "backward": ("    w = x.clone().requires_grad_()\n    (w * w).sum().backward()  # BREAK\n    return w.grad",
-                 "# BREAK", "GB0123"),
+    "backward": ("    (linear.weight * x).sum().backward()  # BREAK\n    return x + 1", "# BREAK", "GB0123"),
     "nested": ("    return callee(x * 2) * 3", "# CALLEE", "GB0059"),
     "generator": ("    return sum(generator(x))", "# YIELDS", "GB0059"),
     "Function": ("    return Double.apply(x) + 1", "# FORWARD", "GB0059"),
@@ -96,13 +95,13 @@ def at(audit: Audit, file: str | None, line: int) -> list[Break]:
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_caught_on_the_line(name: str, program: Program, line: Line, record: Record) -> None:
-    body, text, gb_id = BROKEN[name]
+    body, text, gb_ids = BROKEN[name]
     module = program(source(body))
     audit = record(module.f, torch.randn(4, 4), calls=2)
     found = at(audit, module.__file__, line(module, text))
     assert len(found) == 1, audit.breaks
     assert audit.summary.breaks == 1, audit.breaks
-    assert gb_id is None or found[0].gb_id == gb_id
+    assert found[0].gb_id in gb_ids.split()
     assert found[0].reason and "***" not in found[0].reason
     assert found[0].column is not None
     assert not audit.notes
@@ -207,7 +206,7 @@ def test_module_path_and_occurrences(program: Program, record: Record) -> None:
 
 
 def test_line_of_a_library_names_the_users(program: Program, line: Line, record: Record) -> None:
-    module = program("import copy\n\ndef f(x):\n    return copy.deepcopy(x) + 1  # USER\n")
+    module = program("import json\n\ndef f(x):\n    json.dumps({'a': 1})  # USER\n    return x + 1\n")
     (found,) = record(module.f, torch.randn(4)).breaks
     assert found.owner == "library"
     assert (found.user_file, found.user_line) == (module.__file__, line(module, "# USER"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import copy
 import enum
@@ -58,13 +59,19 @@ def test_a_manager_that_a_broken_call_made_follows_from_the_call() -> None:
         with manager():
             return x + 1
 
-    (root,) = only_roots(audited(fn, (torch.ones(3),)).breaks)
-    assert root.owner == "library" and root.user_line == fn.__code__.co_firstlineno + 1
+    found = audited(fn, (torch.ones(3),)).breaks
+    roots = only_roots(found)
+    assert {(root.owner, root.user_line) for root in roots} == {("library", fn.__code__.co_firstlineno + 1)}
+    entering = [record for record in found if record.gb_type == "Unsupported context manager"]
+    assert not [record for record in entering if record.caused_by is None]
+    assert len(roots) == 1 or not entering  # torch 2.14 knows what the call made, and breaks in what it does
 
 
 def test_what_iterates_over_the_result_of_a_broken_call_follows_from_it() -> None:
+    pattern = re.compile("a")
+
     def fn(x: torch.Tensor) -> torch.Tensor:
-        return x + len(tuple(re.compile("a").finditer("banana")))
+        return x + len(tuple(pattern.finditer("banana")))
 
     found = audited(fn, (torch.ones(3),)).breaks
     assert len(found) > 1 and len(only_roots(found)) == 1
@@ -76,10 +83,11 @@ def test_a_generator_that_eager_code_runs_follows_from_the_line_that_runs_it() -
         yield 2
 
     def fn(x: torch.Tensor, given: Iterator[int]) -> torch.Tensor:
-        return x + next(given)
+        array.array("b", given)
+        return x + 1
 
     found = audited(fn, (torch.ones(3), values())).breaks
-    assert len(found) == 2
+    assert len(found) > 1
     assert [record.line for record in only_roots(found)] == [fn.__code__.co_firstlineno + 1]
 
 
@@ -101,7 +109,7 @@ def test_two_breaks_in_libraries_stay_two() -> None:
 
     found = only_roots(audited(fn, (torch.ones(3), nn.Linear(2, 2))).breaks)
     first = fn.__code__.co_firstlineno
-    assert {record.user_line for record in found} == {first + 2, first + 4}
+    assert {record.user_line or record.line for record in found} == {first + 2, first + 4}
 
 
 def test_hooks_are_not_compiled_where_dynamo_is_on() -> None:

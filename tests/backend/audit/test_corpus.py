@@ -35,12 +35,12 @@ import torch
 
 from optpass.auditing.fixes.knowledge import advise
 from optpass.backend.audit.recording import Recording
+from optpass.backend.compat.audit_trace import TraceListener
 from optpass.reporting.audit.model import Audit, Break
 
 CORPUS = Path(__file__).parent / "corpus"
-pytestmark = pytest.mark.skipif(
-    not torch.__version__.startswith("2.13."), reason="what breaks, and under which id, is written down for torch 2.13"
-)
+#: What breaks, and under which id, is written down for this torch and Python; others trace some of it, or say it so.
+AS_WRITTEN = torch.__version__.startswith("2.13.") and sys.version_info < (3, 12)
 
 
 @dataclass
@@ -56,6 +56,7 @@ class Program:
     whole: bool
     build: Callable[[], tuple[Any, ...]]
     found: list[Break] = field(default_factory=list)
+    logged: int = 0  # breaks that torch itself tells of in its trace log
 
     def more(self) -> dict[str, Any]:
         built = self.build()
@@ -71,11 +72,19 @@ class Program:
         arguments = more.get("fixed_arguments", arguments) if key else arguments
         torch._dynamo.reset()
         out = None
-        with Recording(user_roots=(CORPUS,)) as recording, torch._dynamo.config.patch(settings), silence():
-            compiled = torch.compile(more[key] if key else function, **compile_options)
-            with contextlib.nullcontext() if key else contextlib.suppress(Exception):
-                out = compiled(*arguments)
+        log = TraceListener(self._on_record)
+        log.start()
+        try:
+            with Recording(user_roots=(CORPUS,)) as recording, torch._dynamo.config.patch(settings), silence():
+                compiled = torch.compile(more[key] if key else function, **compile_options)
+                with contextlib.nullcontext() if key else contextlib.suppress(Exception):
+                    out = compiled(*arguments)
+        finally:
+            log.stop()
         return recording.result(), out
+
+    def _on_record(self, name: str, metadata: dict[str, Any], payload: str) -> None:
+        self.logged += name == "dynamo_graph_break_reason"
 
     def here(self, record: Break) -> int | None:
         """The line of a break in this program, None if it is elsewhere."""
@@ -172,16 +181,21 @@ def test_covers_the_registry() -> None:
 def test_each_is_found_on_its_line(path: Path) -> None:
     """Caught, on the line, with the registered id, once, not as a consequence of something else, with advice."""
     watched = watch(path)
-    missed = [p for p in watched if not any(p.here(record) for record in p.found)]
+    missed = [p for p in watched if not any(p.here(record) for record in p.found) and (AS_WRITTEN or p.logged)]
     assert not missed, f"not caught:\n{listed(missed)}"
-    elsewhere = [p for p in watched if not p.at_line()]
-    assert not elsewhere, f"not on the line:\n{listed(elsewhere)}"
-    otherwise = [p for p in watched if not p.expected()]
-    assert not otherwise, f"under another id:\n{listed(otherwise)}"
+    if AS_WRITTEN:
+        elsewhere = [p for p in watched if not p.at_line()]
+        assert not elsewhere, f"not on the line:\n{listed(elsewhere)}"
+        otherwise = [p for p in watched if not p.expected()]
+        assert not otherwise, f"under another id:\n{listed(otherwise)}"
+    else:
+        assert sum(bool(p.at_line()) for p in watched) >= 0.7 * len(watched)
+        assert all(record.gb_id for p in watched for record in p.found)
     for program in watched:
         places = Counter((b.file, b.line, b.column, b.gb_type) for b in program.found)
-        assert max(places.values()) == 1, f"twice: {program}"
-        assert any(b.caused_by is None for b in program.at_line()), f"only as a consequence: {program}"
+        assert max(places.values(), default=1) == 1, f"twice: {program}"
+        roots = [b for b in program.at_line() if b.caused_by is None]
+        assert roots or not program.at_line(), f"only as a consequence: {program}"
         for b in program.expected():
             text = advise(b.gb_type, b.gb_id, b.context, b.reason, b.hints)
             assert text and "report an issue" not in text.lower(), f"no advice: {program}"
@@ -194,7 +208,7 @@ def test_advice_works(path: Path) -> None:
         if "fixed" not in program.more():
             continue
         audit, out = program.run("fixed")
-        assert not audit.breaks, f"{program.name}: {[(b.gb_type, b.line) for b in audit.breaks]}"
+        assert not audit.breaks or not AS_WRITTEN, f"{program.name}: {[(b.gb_type, b.line) for b in audit.breaks]}"
         torch.manual_seed(0)
         function, arguments, *_ = program.build()
         with silence():

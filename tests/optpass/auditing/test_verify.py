@@ -149,6 +149,14 @@ def test_still_there(tried: Callable[..., Any]) -> None:
     assert "the break is still there" in found.breaks[0].fix.outcome
 
 
+def test_not_met_again(tried: Callable[..., Any]) -> None:
+    """A break that the unchanged program does not meet again would be gone with any change: it is not tried."""
+    found, runs = tried(lambda t: ([] if t else [_print_break(7, "g")], [1.0], 0), lines=(4, 7))
+    assert (found.breaks[0].fix.verified, found.breaks[1].fix.verified) == (None, True)
+    assert "not tried: run once more, unchanged" in found.breaks[0].fix.outcome
+    assert runs == 2
+
+
 def test_another_comes_in_its_place(tried: Callable[..., Any]) -> None:
     """A break of another kind, further down in that function, that was not there before."""
     found, _ = tried(lambda t: ([_print_break(6, "f", gb_type="Other")] if t else [_print_break(4, "f")], [1.0], 0))

@@ -24,7 +24,10 @@ from torch.overrides import TorchFunctionMode
 import optpass
 
 FOLDER = Path(__file__).parent / "forms"
-CORPUS = ("scale", "spelling", "softmaxes", "layout", "heads", "bias", "programmable", "masking", "context", "declines")
+CORPUS = (
+    "scale", "spelling", "softmaxes", "layout", "heads", "bias", "programmable", "masking", "floors", "context",
+    "declines",
+)  # fmt: skip
 MASKS = ("causal_masks", "causal_buffers", "other_masks", "almost_causal", "almost_buffers")
 
 

@@ -130,12 +130,13 @@ def _assignments(body: list[ast.stmt]) -> dict[str, ast.expr] | None:
 
 
 def _exchangeable(choice: _Choice, facts: Facts) -> bool:
-    """Whether both values are tensors of one shape that may both be computed, at no risk for the gradient."""
+    """Whether both values are tensors of one shape and dtype that may both be computed, at no risk for the gradient."""
     for value in (choice.yes, choice.no):
         if not facts.tensor(value) or not facts.pure(value, smooth=True):
             return False
     shape = facts.shape(choice.yes)
-    return shape is not None and shape == facts.shape(choice.no)
+    same = shape is not None and shape == facts.shape(choice.no)
+    return same and facts.casts(choice.yes) == facts.casts(choice.no)  # else both became the wider dtype
 
 
 def _binding(plan: _Plan, test: str, site: Site) -> list[str]:

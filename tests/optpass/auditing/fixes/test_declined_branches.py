@@ -20,6 +20,41 @@ def f(x):
     return x
 """,
     ),
+    "one-side-converts": (
+        "*",
+        """
+def f(x):
+    if x.sum() > -1e9:
+        x = x.half()
+    return x
+""",
+    ),
+    "one-side-compares": (
+        "*",
+        """
+def f(x):
+    if x.sum() > -1e9:
+        return x > 0
+    return x * 2
+""",
+    ),
+    "one-side-is-of-a-converted-value": (
+        "*",
+        """
+def f(x):
+    y = x.double()
+    return y * 2 if x.sum() > -1e9 else x
+""",
+    ),
+    "one-side-is-a-part": (
+        "*",
+        """
+def f(x):
+    if x.sum() > -1e9:
+        x = x[:2]
+    return x
+""",
+    ),
     "branch-in-place": (
         "*",
         """

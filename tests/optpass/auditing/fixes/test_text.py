@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from optpass.auditing.fixes import patch
-from optpass.auditing.fixes.rewrite import propose, propose_all
-from optpass.reporting.audit.model import Break
+from optpass.auditing.fixes.attach import attach_diffs
+from optpass.auditing.fixes.rewrite import propose, propose_all, propose_with_note
+from optpass.reporting.audit.html import render_html
+from optpass.reporting.audit.markdown import render_markdown
+from optpass.reporting.audit.model import Audit, Break
 
 PROGRAM = '''"""Docstring."""
 import torch
@@ -60,11 +63,40 @@ def test_line_endings_and_indentation(unit: str, ending: str, fix: Callable[...,
     assert not fixed.after.breaks
 
 
+def test_what_to_know_of_a_diff_comes_with_it(run: Callable[..., Any], tmp_path: Path) -> None:
+    """And is shown beside it."""
+    text = "import torch\ndef f(x):\n    print(x.shape)\n    return x.sin()\n"
+    diff, note = propose_with_note(run(text).breaks[0], text)
+    assert diff and note == "What stands under the guard does not run in compiled calls."
+    (tmp_path / "program.py").write_text(text)
+    (brk,) = attach_diffs(Audit(breaks=run(text).breaks)).breaks
+    assert (brk.fix.diff, brk.fix.note) == (diff, note)
+    for view in (render_html, render_markdown):
+        assert note in view(Audit(breaks=[brk]))
+
+
 def test_no_newline_at_the_end(run: Callable[..., Any]) -> None:
     """A file that ends without a newline is changed as any other."""
     text = "import torch\ndef f(x):\n    s = x.sum().item()\n    return x * s"
     diff = propose(run(text).breaks[0], text)
     assert patch.applied(diff, text) == text.replace("item", "detach")
+
+
+def test_an_if_of_one_line_that_only_tells(fix: Callable[..., Any]) -> None:
+    """It has no lines to put under a guard, so its test gets one; comments stay."""
+    fixed = fix(
+        "def f(x, loud=True, k=1):\n    y = x.sin()\n"
+        '    if loud or k: print("y", y.sum().item())  # why\n    return y\n'
+    )
+    assert "    if not torch.compiler.is_compiling() and (loud or k): print(" in fixed.diff and ")  # why" in fixed.diff
+    assert not fixed.after.breaks
+
+
+def test_an_if_of_one_line_that_does_more_is_left(fix: Callable[..., Any]) -> None:
+    """With an `else`, or with more behind a semicolon, the test decides more than what is told."""
+    for rest in ("\n    else: x = x + 1", "; x = x + 1"):
+        fixed = fix(f"def f(x, loud=True):\n    x = x.sin()\n    if loud: print('y'){rest}\n    return x\n")
+        assert not fixed.diff
 
 
 def test_string_over_lines_is_not_indented(fix: Callable[..., Any]) -> None:

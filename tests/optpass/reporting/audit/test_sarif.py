@@ -33,7 +33,9 @@ def log_of(audit: Audit, **options: Any) -> dict[str, Any]:
 
 
 def fingerprints(run: dict[str, Any]) -> list[str]:
-    return [result["partialFingerprints"]["optpassFinding/v1"] for result in run["results"]]
+    prints = [result["partialFingerprints"] for result in run["results"]]
+    assert all(one["primaryLocationLineHash"] == one["optpassFinding/v1"] for one in prints)
+    return [one["optpassFinding/v1"] for one in prints]
 
 
 def test_results_name_their_rule_place_and_function(audit: Audit) -> None:
@@ -58,14 +60,20 @@ def test_results_name_their_rule_place_and_function(audit: Audit) -> None:
     assert [place["message"]["text"] for place in related] == [
         "follows from this break: GB0059 Failed to trace builtin operator"
     ]
+    rule = rules[0]
+    assert rule["helpUri"].endswith("/gb0170.html") and rule["properties"]["tags"] == [
+        "performance", "torch.compile", "break",
+    ]  # fmt: skip
     assert run["results"][0]["occurrenceCount"] == 3 and "1 MiB across" in run["results"][0]["message"]["text"]
 
 
 def test_a_diff_becomes_a_fix(audit: Audit) -> None:
-    audit.breaks[0].fix = audit.breaks[1].fix
+    audit.breaks[0].fix = audit.breaks[1].fix.model_copy(update={"note": "It prints no more."})
     (fix,) = log_of(audit)["results"][0]["fixes"]
     (change,) = fix["artifactChanges"]
-    assert change["artifactLocation"]["uri"] == "train.py" and fix["description"]["text"] == "Remove the print."
+    assert change["artifactLocation"]["uri"] == "train.py" and fix["description"]["text"] == (
+        "Remove the print. It prints no more."
+    )
     assert change["replacements"] == [
         {
             "deletedRegion": {"startLine": 6, "startColumn": 1, "endLine": 7, "endColumn": 1},
@@ -103,9 +111,12 @@ def test_other_owners_partial_runs_and_odd_places(audit: Audit, tmp_path: Path) 
     run = log_of(audit)
     first = run["results"][0]
     assert first["level"] == "note" and first["ruleId"] == "graph-break/data-dependent-branching"
-    place = first["locations"][0]["physicalLocation"]["artifactLocation"]
-    assert place == {"uri": "file:///usr/lib/python3/site-packages/a%20b/c.py"}
-    assert first["relatedLocations"][-1]["message"]["text"] == "the line that led there"
+    place = first["locations"][0]["physicalLocation"]  # the reviewer's own line, not the library's
+    assert place["artifactLocation"]["uri"].endswith("train.py") and place["region"]["startLine"] == 4
+    there = first["relatedLocations"][0]
+    assert there["message"]["text"] == "where the graph breaks"
+    assert there["physicalLocation"]["artifactLocation"] == {"uri": "file:///usr/lib/python3/site-packages/a%20b/c.py"}
+    assert [one["id"] for one in first["relatedLocations"]] == [1, 2]
     assert run["invocations"][0]["executionSuccessful"] is False and run["invocations"][0]["exitCode"] == 3
     assert log_of(Audit())["results"] == []
 

@@ -23,6 +23,9 @@ def test_paths_are_told_from_the_root_or_from_site_packages(tmp_path: Path) -> N
     assert relative(f"{root}/pkg/mod.py", root) == "pkg/mod.py"
     assert relative("/usr/lib/python3/site-packages/torch/nn/a.py", root) == "torch/nn/a.py"
     assert relative("/elsewhere/a.py", root) == "/elsewhere/a.py"
+    for python in ("/usr/lib/python3.12", "/root/.pyenv/versions/3.11.7/lib/python3.11", "/opt/lib64/python3.13"):
+        assert relative(f"{python}/copy.py", root) == "copy.py"
+        assert relative(f"{python}/logging/__init__.py", root) == "logging/__init__.py"
     assert relative("<ipython-input-3>", root) == "<ipython-input-3>"
     assert place(f"{root}/a.py", 3, root, 5) == "a.py:3:5" and place(None, 3) == "" and place("a.py", None) == "a.py"
 

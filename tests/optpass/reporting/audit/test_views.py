@@ -39,7 +39,7 @@ def test_the_terminal_tells_what_matters(audit: Audit) -> None:
         "     5 | if y.sum() > 0:\n       |    ^^^^^^^^^^^\n",
         "   effect: the rest of the function runs eager\n",
         "cost: 1 MiB across the boundary per call, 120 us of fusion lost per call (predicted), 1.5 s compiling what",
-        " is behind it, 12 us of guards per call\n",
+        " is behind it, 12 us of guards per call (cold caches)\n",
         "follows from it: train.py:6:9 in step: GB0059 Failed to trace builtin operator\n",
         "- train.py:3 in step  x2\n   float: scale 0.5 -> 0.25\n   seen: 0.5, 0.25, 0.125\n",
         "   guards: L['scale'] == 0.5\n   cost: 800 ms compiling\n   fix: Make it a tensor.\n",

@@ -1,0 +1,146 @@
+"""Autograd's graph as it stands while a step runs: the node of a compiled graph, what eager nodes save, and where the
+backward that is running began. For `backend.memory`; nothing here counts bytes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+#: Nodes that autograd puts between a compiled function and an output that is a view or an alias of another tensor.
+_BETWEEN = 4
+
+
+def compiled_node(result: Any) -> Any | None:
+    """The autograd node of the AOTAutograd function that gave `result`; None where nothing is to be differentiated."""
+    outputs = [r for r in torch.utils._pytree.tree_leaves(result) if isinstance(r, torch.Tensor)]
+    for output in outputs:
+        node = output.grad_fn
+        for _ in range(_BETWEEN):
+            if node is None:
+                break
+            if is_compiled(node):
+                return node
+            node = next((n for n, _ in node.next_functions if n is not None), None)
+    return next((o.grad_fn for o in outputs if o.grad_fn is not None), None)
+
+
+def is_compiled(node: Any) -> bool:
+    """Whether a node is the backward of a graph that AOTAutograd compiled."""
+    return "CompiledFunction" in node.name()
+
+
+def saved_by_function(node: Any) -> list[torch.Tensor]:
+    """Tensors that a custom function's node saves; none where they are released, or packed by the user's own hooks."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return []
+    try:
+        return [t for t in getattr(node, "saved_tensors", ()) if isinstance(t, torch.Tensor)]
+    except RuntimeError:
+        return []
+
+
+def saved_by_operator(node: Any) -> list[torch.Tensor]:
+    """Tensors that an eager operator's node saves, as far as they are not released yet."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return []
+    found: list[torch.Tensor] = []
+    for name in saved_names(node):
+        try:
+            value = getattr(node, name)
+        except RuntimeError:
+            continue
+        values = value if isinstance(value, (list, tuple)) else (value,)
+        found.extend(v for v in values if isinstance(v, torch.Tensor))
+    return found
+
+
+def saved_names(node: Any) -> list[str]:
+    """Names under which an eager operator's node keeps tensors and arguments: '_saved_self', '_saved_dim'."""
+    return [name for name in dir(node) if name.startswith("_saved_")]
+
+
+def is_released(node: Any, name: str) -> bool:
+    """Whether what the node keeps under `name` is a tensor that its backward has released."""
+    try:
+        getattr(node, name)
+    except RuntimeError:
+        return True
+    return False
+
+
+def leaf_of(node: Any) -> torch.Tensor | None:
+    """The tensor that an accumulating node is of."""
+    value = getattr(node, "variable", None)
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def output_sizes(node: Any) -> list[tuple[int, int]]:
+    """(elements, bytes) of each tensor that the operator behind a node returned; 0 where it is not known."""
+    found = []
+    for entry in getattr(node, "_input_metadata", ()) or ():
+        try:
+            count = 1
+            for size in entry.shape:
+                count *= int(size)
+            found.append((count, count * entry.dtype.itemsize))
+        except (RuntimeError, TypeError, AttributeError):
+            found.append((0, 0))
+    return found
+
+
+def nodes_behind(tensors: Iterable[torch.Tensor]) -> list[Any]:
+    """The nodes that made `tensors`."""
+    return [t.grad_fn for t in tensors if t.grad_fn is not None]
+
+
+def walk(start: Iterable[Any], stop: Callable[[Any], bool]) -> Iterator[Any]:
+    """Nodes that gradients of `start` go to, these included, each once; those that `stop` is true of are the last."""
+    seen: set[Any] = set()
+    stack = list(start)
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        yield node
+        if not stop(node):
+            stack.extend(n for n, _ in node.next_functions if n is not None)
+
+
+@dataclass(frozen=True)
+class RunningBackward:
+    """The call of autograd that is under way.
+
+    Attributes:
+        roots: nodes of the tensors whose backward was asked for.
+        keeps: the graph is kept for another backward.
+    """
+
+    roots: Sequence[Any]
+    keeps: bool
+
+
+def running_backward() -> RunningBackward | None:
+    """The innermost backward that is running, in whatever thread it was asked for; None where it cannot be told.
+
+    A hook of a node may run in a thread of the engine's, so that the asking frame is looked for in all threads.
+    """
+    here = sys._getframe()
+    frames = [here, *(f for f in sys._current_frames().values() if f is not here)]
+    for start in frames:
+        frame: Any = start
+        while frame is not None:
+            if frame.f_code.co_name == "_engine_run_backward":
+                values = frame.f_locals
+                # A tensor, or an edge of the graph, which names its node otherwise.
+                roots = [getattr(t, "grad_fn", None) or getattr(t, "node", None) for t in values.get("t_outputs", ())]
+                rest = values.get("args", ())
+                keeps = bool(rest[1]) if len(rest) > 1 else False
+                return RunningBackward([node for node in roots if node is not None], keeps)
+            frame = frame.f_back
+    return None

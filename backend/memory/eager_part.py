@@ -1,0 +1,187 @@
+"""The eager part of a step, around and between compiled graphs: what its autograd nodes hold, and what a loss needs.
+
+Looked at while a step runs, after which a plan can be made that counts it. What a node has saved is read where it still
+is there; once its backward has run only the sizes of what it returned are known, and a bound is made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from optpass.backend.compat import memory_autograd as autograd
+
+#: Names of nodes whose result is another view of what they were given, and whose gradient is one too.
+VIEWS = ("View", "Transpose", "Permute", "Unsqueeze", "Squeeze", "Alias", "TBackward", "Detach", "Movedim", "Unflatten")
+#: Views whose gradient is as large as what the view is of, and new.
+PARTS = ("Slice", "Select", "Split", "Unbind", "Narrow", "AsStrided", "Diagonal", "Expand", "Chunk", "Unfold")
+#: Nodes that pass the gradient on as it is.
+SAME_GRADIENT = ("AddBackward", "SumBackward")
+#: What a node saves of its own result.
+OWN = ("_saved_result", "_saved_output", "_saved_out", "_saved_self_or_result")
+#: Saved tensors as large as the tensor that is differentiated, where the node does not differentiate them too.
+ALIKE = ("_saved_target", "_saved_other", "_saved_mask", "_saved_condition")
+
+
+@dataclass(frozen=True)
+class EagerLoss:
+    """What runs between the outputs of a compiled graph and the scalar that is differentiated, in bytes.
+
+    Attributes:
+        forward_bytes: most that it allocates at one time in the forward, beside the outputs.
+        held_bytes: what is held from its forward to its backward.
+        backward_bytes: most that it holds at one time in its backward, the gradients of the outputs included.
+        leaves: parameters that it reads.
+        reads_outputs: its backward reads outputs of the compiled graph.
+    """
+
+    forward_bytes: int = 0
+    held_bytes: int = 0
+    backward_bytes: int = 0
+    leaves: tuple[torch.Tensor, ...] = ()
+    reads_outputs: bool = False
+
+
+def held_upstream(tensors: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """What eager operators have saved on the way to `tensors`, and the parameters that they read.
+
+    Compiled graphs on the way are passed over: what they save is theirs to say.
+    """
+    saved: list[torch.Tensor] = []
+    leaves: list[torch.Tensor] = []
+    for node in autograd.walk(autograd.nodes_behind(tensors), lambda node: False):
+        leaf = autograd.leaf_of(node)
+        if leaf is not None:
+            leaves.append(leaf)
+        elif not autograd.is_compiled(node):
+            saved += autograd.saved_by_operator(node)
+    return saved, leaves
+
+
+def loss_of(roots: Iterable[Any], ours: Callable[[Any], bool]) -> EagerLoss:
+    """The eager operators between nodes that `ours` is true of and the `roots` of a backward that is running."""
+    walk = _Walk(ours)
+    for node in autograd.walk(roots, ours):
+        walk.add(node)
+    return walk.measured()
+
+
+@dataclass
+class _Walk:
+    """Liveness of one eager part: nodes in the order in which they ran, then the other way round."""
+
+    ours: Callable[[Any], bool]
+    nodes: list[Any] = field(default_factory=list)
+    root: list[int] = field(default_factory=list)
+    reads_outputs: bool = False
+    leaves: list[torch.Tensor] = field(default_factory=list)
+
+    def add(self, node: Any) -> None:
+        leaf = autograd.leaf_of(node)
+        if leaf is not None:
+            self.leaves.append(leaf)
+        elif not self.ours(node):
+            self.nodes.append(node)
+
+    def measured(self) -> EagerLoss:
+        self.nodes.sort(key=lambda node: node._sequence_nr())
+        self.place = {node: i for i, node in enumerate(self.nodes)}
+        self.bytes = [sum(size for _, size in autograd.output_sizes(node)) for node in self.nodes]
+        for i in range(len(self.nodes)):
+            self.root.append(self._root(i))
+        saved, extra = self._saved()
+        held = sum(self.bytes[i] for i in saved) + sum(extra)
+        return EagerLoss(
+            self._forward(saved, extra), held, self._backward(saved, extra), tuple(self.leaves), self.reads_outputs
+        )
+
+    def _inputs(self, node: Any) -> list[int]:
+        """Places of the nodes whose results a node reads."""
+        return [self.place[n] for n, _ in node.next_functions if n in self.place]
+
+    def _root(self, i: int) -> int:
+        """The node that made the storage of a result: another one where it is a view; -1 where no node here did."""
+        node = self.nodes[i]
+        if not _named(node, (*VIEWS, *PARTS)):
+            return i
+        inputs = self._inputs(node)
+        return self.root[inputs[0]] if inputs and inputs[0] < i else -1
+
+    def _saved(self) -> tuple[set[int], list[int]]:
+        """Nodes whose results are held for the backward, and bytes that each node holds of others' making."""
+        held: set[int] = set()
+        extra = [0] * len(self.nodes)
+        for i, node in enumerate(self.nodes):
+            names = [n for n in autograd.saved_names(node) if _is_tensor(node, n)]
+            own = [n for n in names if n.startswith(OWN)]
+            others = [n for n in names if not n.startswith(OWN)]
+            if own:
+                held.add(self.root[i])
+            if not others:
+                continue
+            held.update(self.root[k] for k in self._inputs(node))
+            self.reads_outputs |= any(self._is_output(n) for n, _ in node.next_functions if n is not None)
+            given = sum(n is not None for n, _ in node.next_functions)
+            alike = [n for n in others if n in ALIKE]
+            if alike and len([n for n in others if n in (*ALIKE, "_saved_self")]) > given:
+                extra[i] = self._size_of_input(node)
+        held.discard(-1)
+        return held, extra
+
+    def _is_output(self, node: Any) -> bool:
+        """Whether what a node returned is an output of a compiled graph, or a view of one."""
+        return self.ours(node) or (node in self.place and self.root[self.place[node]] < 0)
+
+    def _size_of_input(self, node: Any) -> int:
+        """Bytes of the largest tensor that a node differentiates; of an index into it, as losses have it, less."""
+        if _named(node, ("NllLoss",)):
+            return 0
+        return max(
+            (size for n, _ in node.next_functions if n is not None for _, size in autograd.output_sizes(n)), default=0
+        )
+
+    def _forward(self, saved: set[int], extra: list[int]) -> int:
+        last = list(range(len(self.nodes)))
+        for i, node in enumerate(self.nodes):
+            for k in self._inputs(node):
+                if self.root[k] >= 0:
+                    last[self.root[k]] = max(last[self.root[k]], i)
+        live = peak = 0
+        for i in range(len(self.nodes)):
+            live += (self.bytes[i] if self.root[i] == i else 0) + extra[i]
+            peak = max(peak, live)
+            live -= sum(self.bytes[k] for k in range(i + 1) if last[k] == i and self.root[k] == k and k not in saved)
+        return peak
+
+    def _backward(self, saved: set[int], extra: list[int]) -> int:
+        """Gradients wait until their node runs; what is saved is released when the node that made it has run."""
+        held = sum(self.bytes[k] for k in saved) + sum(extra)
+        waiting: dict[Any, int] = {}
+        peak = held
+        for i in range(len(self.nodes) - 1, -1, -1):
+            node = self.nodes[i]
+            mine = waiting.pop(node, self.bytes[i])
+            before = sum(waiting.values())
+            for n, place in node.next_functions:
+                if n is not None and autograd.leaf_of(n) is None:
+                    sizes = autograd.output_sizes(n)
+                    waiting[n] = waiting.get(n, 0) + (sizes[place][1] if place < len(sizes) else 0)
+            new = 0 if _named(node, (*VIEWS, *SAME_GRADIENT)) else sum(waiting.values()) - before
+            peak = max(peak, held + before + mine + new)
+            held -= (self.bytes[i] if i in saved else 0) + extra[i]
+        return peak
+
+
+def _named(node: Any, kinds: tuple[str, ...]) -> bool:
+    return any(kind in node.name() for kind in kinds)
+
+
+def _is_tensor(node: Any, name: str) -> bool:
+    try:
+        value = getattr(node, name)
+    except RuntimeError:
+        return True  # released
+    return isinstance(value, torch.Tensor)

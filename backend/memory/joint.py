@@ -1,0 +1,76 @@
+"""From AOTAutograd's joint graph to the search's problem, and what is taken to happen between its two halves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import fx
+
+from optpass.backend.compat import partition as parts
+from optpass.backend.memory.graph_values import hint
+from optpass.backend.memory.probe import library_workspace
+from optpass.backend.memory.tail import NO_TAIL, Tail
+from optpass.passes.devices import DeviceSpec
+from optpass.passes.memory.pricing import node_prices
+from optpass.passes.memory.problem import Problem, build
+
+Modules = tuple[fx.GraphModule, fx.GraphModule]
+
+
+def problem_of(
+    joint: fx.GraphModule, default: Modules, n_outputs: int, device: Callable[[], DeviceSpec], *, fused: bool,
+    tail: Tail | None = None, follow: int = 0,
+) -> Problem:  # fmt: skip
+    """The search's problem.
+
+    Args:
+        joint: forward and backward together.
+        default: its halves as the default partitioner has them, from which the baseline is taken.
+        n_outputs: outputs of the forward that are not saved tensors.
+        device: what times are predicted for.
+        fused: the executor fuses, as Inductor does.
+        tail: what happens between the halves; default: what the joint graph says.
+        follow: bytes needed then on top of what is held, at least.
+    """
+    forward, backward = parts.outputs(joint, n_outputs)
+    saved = [n.name for n in default[1].graph.find_nodes(op="placeholder") if "tangents" not in str(n.target)]
+    price = node_prices(joint.graph, device(), fused=fused, hint=hint, library=library_workspace)
+    problem = build(
+        joint.graph, *([n for n in part if isinstance(n, fx.Node)] for part in (forward, backward)),
+        saved=saved, price=price, hint=hint, granularity=1 if _on_cpu(joint) else 512,
+    )  # fmt: skip
+    tail = tail or tail_of(joint)
+    tangents = sum(s.bytes for s in problem.storages if s.tangent)
+    problem.tail = max(tail.beside(tangents), follow - tangents)
+    problem.tangents_held = not parts.tangents_are_boxed()
+    return problem
+
+
+def tail_of(joint: fx.GraphModule) -> Tail:
+    """What happens between the graphs.
+
+    A scalar output is a loss: the gradients of other outputs beside it are zeros that autograd makes. Without one the
+    loss is outside of the graph, and is taken to need what cross entropy does: the logarithms of the probabilities
+    from its forward, and two gradients of that size in its backward.
+    """
+    tangents = [n.meta.get("val") for n in joint.graph.find_nodes(op="placeholder") if "tangents" in str(n.target)]
+    values = [t for t in tangents if isinstance(t, torch.Tensor)]
+    size = sum(int(hint(t.numel())) * t.element_size() for t in values if t.dim() > 0)
+    if not size:
+        return NO_TAIL
+    return Tail(True, 0, 0, size) if any(t.dim() == 0 for t in values) else Tail(True, size, size, 2 * size)
+
+
+def has_convolutions(joint: fx.GraphModule) -> bool:
+    """Whether Inductor may lay tensors out anew for a convolution, and hold both forms."""
+    convolution = torch.ops.aten.convolution.default
+    return bool(joint.graph.find_nodes(op="call_function", target=convolution))
+
+
+def _on_cpu(joint: fx.GraphModule) -> bool:
+    for node in joint.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+            return False
+    return True

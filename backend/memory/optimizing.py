@@ -1,0 +1,52 @@
+"""The optimizer of a step, as a budget counts it: named by the option, or found by the parameters that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from optpass.options import Options
+from optpass.passes.memory import optimizers
+from optpass.passes.memory.optimizer_rehearsal import sizes_of
+from optpass.passes.memory.optimizer_search import find_optimizer
+
+
+@dataclass(frozen=True)
+class Optimizing:
+    """What the optimizer of some parameters needs.
+
+    Attributes:
+        name: for messages.
+        state, step: bytes that it keeps, and those that it allocates while it steps.
+        parameters: all that the optimizers found hold.
+        notes: what was assumed.
+    """
+
+    name: str
+    state: int
+    step: int
+    parameters: tuple[torch.Tensor, ...]
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, options: Options, trained: Sequence[torch.Tensor]) -> Optimizing:
+        """That of the parameters `trained`. One that is named trains all that a live optimizer holds beside them.
+
+        Raises:
+            ConfigError: the option names none that is known.
+        """
+        found = find_optimizer(trained)
+        held = () if found is None else found.parameters
+        if options.optimizer is not None:
+            name = optimizers.check(options) or "none"
+            everything = list({id(p): p for p in (*trained, *held) if p.requires_grad}.values())
+            gpu = any(p.device.type != "cpu" for p in everything)
+            cost = optimizers.cost(name, sizes_of(everything), gpu=gpu, where=options.where("optimizer"))
+            return cls(name, cost.state_bytes, cost.step_bytes, held, ())
+        if found is None:
+            said = "no optimizer was found that holds the parameters: none is counted; name it with `optimizer`"
+            return cls("none", 0, 0, (), (said,))
+        notes = (f"optimizer found: {found.name}", *found.notes)
+        return cls(found.name, found.state_bytes, found.step_bytes, held, notes)

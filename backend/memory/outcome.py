@@ -1,0 +1,53 @@
+"""What the partitioner decided, as the plan that the report shows. Nothing here decides anything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from optpass.passes.memory import describe
+from optpass.passes.memory.plan import CurvePoint, Ledger, MemoryPlan
+from optpass.passes.memory.schedule import Timeline
+from optpass.passes.memory.search import Search
+
+
+def plan_of(
+    search: Search, timeline: Timeline, *, budget_bytes: int, statics: Ledger, own: int, engine: int, at_optimizer: int
+) -> MemoryPlan:
+    """The plan that `timeline` is.
+
+    Args:
+        search: it is one of.
+        budget_bytes: of the whole step.
+        statics: what is there throughout.
+        own: replayed peak above the statics, autograd's own scalars included.
+        engine: bytes of these scalars.
+        at_optimizer: peak while the optimizer steps, everything counted.
+    """
+    problem = search.problem
+    live, workspace = describe.live_at_peak(search.schedule, timeline)
+    ledger = describe.ledger(problem, live, workspace, timeline.peak, statics, timeline.saved)
+    ledger = replace(ledger, temporaries=max(0, ledger.temporaries - max(0, timeline.peak - own)))
+    step = sum(o.seconds for o in problem.operations if o.forward or o.backward)
+    unconstrained = search.schedule.run(search.start)
+    base = unconstrained.recomputed_s
+    return MemoryPlan(
+        budget_bytes=budget_bytes,
+        predicted_peak_bytes=max(statics.total + own, at_optimizer),
+        floor_bytes=max(statics.total + engine + search.floor, at_optimizer),
+        unconstrained_bytes=max(statics.total + engine + search.unconstrained, at_optimizer),
+        ledger=ledger,
+        saved=describe.saved_tensors(problem, timeline),
+        recomputed=describe.recomputed_tensors(search.schedule, timeline, unconstrained),
+        recompute_seconds=max(0.0, timeline.recomputed_s - base),
+        step_seconds=step + base,
+        curve=_curve(search, step, statics.total),
+        outputs_bytes=sum(problem.storages[s].bytes for s in problem.forward_outputs),
+    )
+
+
+def _curve(search: Search, step: float, statics: int) -> tuple[CurvePoint, ...]:
+    most, curve = 1.0, []
+    for point in search.way.points:
+        most = max(most, 1.0 + point.seconds / step if step > 0 else 1.0)
+        curve.append(CurvePoint(statics + point.peak, most))
+    return tuple(curve)

@@ -1,0 +1,110 @@
+"""A compiled graph under a memory budget, with a plan for each case in which it is called."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from optpass.backend.memory.growth import Growth
+from optpass.backend.memory.partition import BudgetPartitioner
+from optpass.backend.memory.runs import Leaf, Share
+from optpass.backend.memory.step import StepTensors
+from optpass.backend.memory.together import STEPS
+from optpass.options import Options
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a plan is for.
+
+    Attributes:
+        gradients: gradients of earlier micro-batches are there when the step begins.
+        share: what the graph may use, where its steps have been seen.
+        origin: the same for all plans of one graph.
+        before: whose place the new plan takes.
+    """
+
+    gradients: bool
+    share: Share | None = None
+    origin: object = field(default_factory=object)
+    before: Leaf | None = None
+
+
+class Planned:
+    """A compiled graph, and others of the same graph that are compiled when another case first occurs.
+
+    Args:
+        compiled: compiled for `case`.
+        again: compiles for another one.
+        tensors: the graph's, as it was compiled.
+        partitioner: of `compiled`.
+        options: of the compile.
+        superseded: called when another plan takes the place of this one.
+        dynamic: sizes that may change from call to call, as `Growth` takes them.
+    """
+
+    def __init__(
+        self,
+        compiled: Callable[..., Any],
+        case: Case,
+        again: Callable[..., Callable[..., Any]],
+        tensors: StepTensors,
+        partitioner: BudgetPartitioner,
+        options: Options,
+        superseded: Callable[[], None],
+        dynamic: Sequence[tuple[int, Any, int]] = (),
+    ) -> None:
+        self._case, self._again, self._superseded = case, again, superseded
+        self._leaf = Leaf(
+            partitioner, case.origin, options, tuple(i for i, _ in tensors.parameters), tensors.module_tensors
+        )  # fmt: skip
+        if case.before is not None:
+            self._leaf.succeed(case.before)
+        self._trained = [i for i, p in tensors.parameters if p.requires_grad]
+        self._compiled: Callable[..., Any] | None = compiled
+        self._growth = Growth(dynamic, partitioner.sizes) if dynamic else None
+        self._others: dict[tuple[bool, bool], Callable[..., Any]] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: Any) -> Any:
+        compiled = self._compiled
+        if not torch.is_grad_enabled():
+            return (compiled or self._others[self._case.gradients, False])(*args)
+        STEPS.enter(self._case.origin)
+        gradients = any(args[i].grad is not None for i in self._trained)
+        larger = self._growth is not None and self._outgrows(self._growth.at(args))
+        mine = gradients == self._case.gradients and not larger
+        if mine and compiled is not None and self._leaf.share is None:
+            result = compiled(*args)
+            STEPS.leave(self._leaf, args, result)
+            return result
+        return self._other(gradients, larger, mine)(*args)
+
+    def _outgrows(self, growth: float) -> bool:
+        """Whether the plan may not fit where tensors are so many times as large as it was made for."""
+        plan, budget = self._leaf.partitioner.outcome.plan, self._leaf.partitioner.budget
+        if growth <= 1.0:
+            return False
+        if plan is None:  # the caches answered: what it needs is not known
+            return True
+        statics = budget.statics
+        fixed = statics.parameters + statics.gradients + statics.optimizer + statics.buffers
+        return fixed + growth * (plan.predicted_peak_bytes - fixed) > budget.bytes
+
+    def _other(self, gradients: bool, larger: bool, mine: bool) -> Callable[..., Any]:
+        """What serves the case, compiled when it is first asked for; it sees to its runs itself."""
+        with self._lock:
+            if mine and self._compiled is not None:  # its plan is out of date
+                self._superseded()
+                self._compiled = None
+                self._leaf.partitioner.search = None
+            if (gradients, larger) not in self._others:
+                leaf = self._leaf if mine else None
+                share = self._leaf.share if mine else None
+                case = Case(gradients, share, self._case.origin, leaf)
+                self._others[gradients, larger] = self._again(case=case)
+            return self._others[gradients, larger]

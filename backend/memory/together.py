@@ -1,0 +1,232 @@
+"""The graphs of one step planned together, once a step has been seen: what each may use from its next call on.
+
+The first step is planned graph by graph, as they are compiled. Nobody knows then how often a graph runs, which graphs
+follow, and what the eager code around them holds. When the next step begins, what was seen (`runs`) is held against the
+budget; where it does not fit, or where much is computed again for nothing, plans are chosen for all graphs at once
+(`allot`), and each graph is compiled again on its next call.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from optpass.backend.memory.allot import Bound, Choice, choices_of, excess, select, total
+from optpass.backend.memory.eager_part import EagerLoss
+from optpass.backend.memory.optimizing import Optimizing
+from optpass.backend.memory.partition import ENGINE_BYTES
+from optpass.backend.memory.replay import StepReplay
+from optpass.backend.memory.runs import Leaf, Share, Steps, Stores, parameters_of
+from optpass.backend.memory.tail import Tail
+from optpass.errors import BudgetInfeasibleError
+from optpass.passes.memory.plan import Ledger
+from optpass.reporting import store
+from optpass.units import format_bytes
+
+log = logging.getLogger(__name__)
+
+#: Times that one graph is planned anew for what was seen of its steps.
+GENERATIONS = 3
+#: Plans that compute something again are left as they are where the step uses this part of the budget.
+USED = 0.9
+#: Labels of a replay's moments between forward and backward, which a loss that was seen replaces.
+BETWEEN = ("loss", "backward of the loss")
+
+
+@dataclass
+class _Step:
+    """A step as it was seen: its leaves, the bytes that are always there, the bounds, and the plans in force."""
+
+    leaves: list[Leaf]
+    always: Ledger
+    at_optimizer: int
+    optimizer: str
+    bounds: list[Bound]
+    present: list[Choice]
+
+
+def settle(leaves: Sequence[Leaf]) -> None:
+    """Plan the step that `leaves` make up anew, where it does not fit or does not use its budget.
+
+    Raises:
+        BudgetInfeasibleError: no plans of these graphs together fit.
+    """
+    ran = [leaf for leaf in leaves if leaf.situations and leaf.next is None]
+    if not ran or any(leaf.generation >= GENERATIONS for leaf in ran):
+        return
+    blind = [leaf for leaf in ran if leaf.partitioner.outcome.replayed is None]
+    if blind and not any(_alone(leaf) for leaf in ran):
+        for leaf in blind:  # the caches gave a compiled graph without its plan
+            step = _seen([leaf])
+            leaf.share = _share(step, 0, [Choice(0, leaf.held, 0.0)])
+        return
+    step = _seen([leaf for leaf in ran if leaf not in blind])
+    worst = excess(step.present, step.bounds)
+    again = any(choice.seconds > 0 for choice in step.present)
+    used = max((total(step.present, b) / b.limit for b in step.bounds), default=1.0)
+    if not step.bounds or (worst <= 0 and (used >= USED or not again)):
+        return
+    chosen = select(_choices(step), [leaf.runs for leaf in step.leaves], step.bounds)
+    over = excess(chosen, step.bounds)
+    if over > sum(leaf.loss.forward_bytes + leaf.loss.backward_bytes for leaf in step.leaves):
+        raise _infeasible(step, chosen, over)
+    _say(step, chosen, worst, over)
+    for i, leaf in enumerate(step.leaves):
+        share = _share(step, i, chosen)
+        room = leaf.partitioner.budget.bytes - ENGINE_BYTES - share.statics.total
+        if not _does(step.present[i], chosen[i], room):
+            leaf.share = share
+
+
+def _does(present: Choice, chosen: Choice, room: int) -> bool:
+    """Whether the plan in force is as good as the one that was chosen."""
+    return present.held <= chosen.held and present.peak <= room and present.seconds <= 1.02 * chosen.seconds
+
+
+def _alone(leaf: Leaf) -> bool:
+    """Whether its plan cannot depend on others, nor on eager code that needs more than was assumed."""
+    return set(leaf.situations) == {frozenset()} and leaf.loss.backward_bytes <= 3 * leaf.outputs
+
+
+def _seen(leaves: Sequence[Leaf]) -> _Step:
+    leaves = list(leaves)
+    index = {leaf: i for i, leaf in enumerate(leaves)}
+    parameters = parameters_of(leaves)
+    options = leaves[0].options
+    optimizer = Optimizing.of(options, [p for p in parameters if p.requires_grad])
+    parameters = list({id(p): p for p in (*parameters, *optimizer.parameters)}.values())
+    trained = sum(Stores([p for p in parameters if p.requires_grad]).alive().values())
+    buffers = Stores()
+    for leaf in leaves:
+        buffers.update(leaf.buffers)
+    always = Ledger(
+        parameters=sum(Stores(parameters).alive().values()),
+        optimizer=optimizer.state,
+        buffers=sum(buffers.alive().values()),
+    )
+    bounds = []
+    for leaf in leaves:
+        limit = leaf.partitioner.budget.bytes - ENGINE_BYTES
+        for others, beside in leaf.situations.items():
+            counts: Counter[int] = Counter()
+            for other, n in others:
+                if other.latest() in index:
+                    counts[index[other.latest()]] += n
+            fixed = always.total + beside.gradients + beside.other
+            bounds.append(Bound(index[leaf], tuple(sorted(counts.items())), fixed, limit))
+    present = [_present(leaf) for leaf in leaves]
+    inputs = max((b.other for leaf in leaves for b in leaf.situations.values()), default=0)
+    at_optimizer = always.total + inputs + trained + optimizer.step
+    return _Step(leaves, always, at_optimizer, optimizer.name, bounds, present)
+
+
+def _present(leaf: Leaf) -> Choice:
+    """The plan in force, with the loss as it was seen."""
+    outcome = leaf.partitioner.outcome
+    seconds = outcome.plan.recompute_seconds if outcome.plan is not None else 0.0
+    if outcome.replayed is None:
+        return Choice(0, leaf.held, seconds)
+    return Choice(_own_peak(leaf, outcome.replayed), max(leaf.held, 0), seconds)
+
+
+def _own_peak(leaf: Leaf, replayed: StepReplay) -> int:
+    if not leaf.seen:
+        return replayed.peak_bytes
+    running = max((m.live_bytes for m in replayed.timeline if m.label not in BETWEEN), default=0)
+    handed = replayed.handed_bytes
+    later = handed if leaf.keeps_outputs or leaf.loss.reads_outputs else handed - leaf.outputs
+    return max(running, handed + leaf.loss.forward_bytes, later + leaf.loss.backward_bytes)
+
+
+def _tail(leaf: Leaf) -> Tail | None:
+    if not leaf.seen:
+        return leaf.partitioner.budget.tail
+    loss: EagerLoss = leaf.loss
+    later = leaf.outputs if loss.reads_outputs and not leaf.keeps_outputs else 0
+    return Tail(leaf.keeps_outputs, loss.forward_bytes, later, loss.backward_bytes)
+
+
+def _choices(step: _Step) -> list[list[Choice]]:
+    found = []
+    for leaf in step.leaves:
+        partitioner = leaf.partitioner
+        search, replayed = partitioner.search, partitioner.outcome.replayed
+        assert search is not None and replayed is not None  # it has a plan
+        tangents = sum(s.bytes for s in search.problem.storages if s.tangent)
+        tail = _tail(leaf)
+        between = search.problem.tail if tail is None else tail.beside(tangents)
+        less = max(0, partitioner.counted - replayed.peak_bytes) if partitioner.executor == "inductor" else 0
+        found.append(choices_of(search.problem, between, less))
+    return found
+
+
+def _share(step: _Step, index: int, chosen: Sequence[Choice]) -> Share:
+    """What graph `index` may use beside the others' chosen plans."""
+    leaf = step.leaves[index]
+    at_peak = max(
+        (b for b in step.bounds if b.graph == index), key=lambda b: total(chosen, b) - chosen[index].peak
+    )  # fmt: skip
+    beside = at_peak.fixed - step.always.total
+    gradients = min(beside, max(b.gradients for b in leaf.situations.values()))
+    others = sum(chosen[g].held * n for g, n in at_peak.others)
+    statics = replace(step.always, gradients=gradients, inputs=beside - gradients, activations=others)
+    room = at_peak.limit - statics.total
+    waits = any(g == index for b in step.bounds for g, _ in b.others)
+    follow = max(0, room - chosen[index].held) if waits else 0
+    search, frozen = leaf.partitioner.search, chosen[index].state
+    state = None if search is None or frozen is None else (len(search.problem.operations), frozen)
+    return Share(statics, _tail(leaf), follow, step.at_optimizer, step.optimizer, state)
+
+
+def relief() -> int:
+    """Bytes that the runs which wait for their backward could hold less of, were they planned anew."""
+    least: dict[Leaf, int] = {}
+    for leaf in STEPS.waiting():
+        search = leaf.partitioner.search
+        if leaf not in least and search is not None:
+            least[leaf] = min(c.held for c in choices_of(search.problem, search.problem.tail))
+    return sum(max(0, leaf.held - least.get(leaf, leaf.held)) for leaf in STEPS.waiting())
+
+
+def _say(step: _Step, chosen: Sequence[Choice], worst: int, over: int) -> None:
+    now = max(total(step.present, b) for b in step.bounds) + ENGINE_BYTES
+    then = max(total(chosen, b) for b in step.bounds) + ENGINE_BYTES
+    limit = max(b.limit for b in step.bounds) + ENGINE_BYTES
+    runs = ", ".join(f"{n} times" for n in sorted({_most(step, i) for i in range(len(step.leaves))}) if n > 1)
+    what = f"{len(step.leaves)} graphs" if len(step.leaves) > 1 else "1 graph"
+    what += f", one of them {runs}," if runs and len(step.leaves) > 1 else f", which runs {runs}," if runs else ""
+    text = (
+        f"memory budget: a step of {what} needs {format_bytes(now)} as its graphs were planned one by one; they are "
+        f"planned together now, for {format_bytes(then)} of a budget of {format_bytes(limit)}"
+    )
+    if over > 0:
+        text += "; eager code between the graphs may need more than that"
+    log.warning("%s", text) if worst > 0 else log.info("%s", text)
+    if worst > 0:
+        store.current().warn(text)
+
+
+def _most(step: _Step, index: int) -> int:
+    """How many runs of a graph wait at once, at most."""
+    counts = [1] + [n for b in step.bounds for g, n in b.others if g == index and b.graph != index]
+    return max(counts + [n + 1 for b in step.bounds if b.graph == index for g, n in b.others if g == index])
+
+
+def _infeasible(step: _Step, chosen: Sequence[Choice], over: int) -> BudgetInfeasibleError:
+    worst = max(step.bounds, key=lambda b: total(chosen, b) - b.limit)
+    budget = worst.limit + ENGINE_BYTES
+    others = sum(chosen[g].held * n for g, n in worst.others)
+    text = (
+        f"{step.leaves[worst.graph].partitioner.budget.where}: the graphs of this step together need at least "
+        f"{budget + over} bytes ({format_bytes(budget + over)}), budget {budget} bytes: {format_bytes(worst.fixed)} "
+        f"parameters, gradients, optimizer state and inputs, {format_bytes(others)} held by "
+        f"{sum(n for _, n in worst.others)} runs that wait for their backward, and "
+        f"{format_bytes(chosen[worst.graph].peak)} while one runs. Compile the whole model as one graph, or use a "
+        "smaller micro-batch."
+    )
+    return BudgetInfeasibleError(text, floor_bytes=budget + over, budget_bytes=budget)
+
+
+STEPS = Steps(settle)

@@ -1,0 +1,103 @@
+"""What is the same on all sides of an attention: products and their operands, numbers that scale, maxima of rows.
+
+Values alone; what is made of them is in `scores` and `core`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from optpass.passes.attention.axes import Axis, Dims, above, atoms, equal, is_one, resolve
+from optpass.passes.attention.ir import Value, arg
+from optpass.passes.attention.site import Number, Operand
+
+PRODUCTS = frozenset({"bmm", "mm", "baddbmm", "addmm"})
+Constant = Callable[[Value], bool | int | float | None]
+FLOATS = {torch.float16: 0, torch.bfloat16: 0, torch.float32: 1, torch.float64: 2}
+
+
+def exact_cast(source: torch.dtype, to: torch.dtype) -> bool:
+    """Whether every value of `source` exists in `to`."""
+    return source in FLOATS and to in FLOATS and (source == to or FLOATS[source] < FLOATS[to])
+
+
+def product_operands(product: Value) -> tuple[Value, Value]:
+    """The two factors of a matrix product, left and right."""
+    first = 1 if product.name in ("baddbmm", "addmm") else 0
+    return product.args[first], product.args[first + 1]
+
+
+def peel(operand: Operand, constant: Constant, *, grad: bool) -> tuple[Operand, Number]:
+    """Strip layout, exact upcasts and multiplications by numbers off an operand of a product; returns the number."""
+    value, dims = operand.value, operand.dims
+    scale: Number = 1.0
+    while True:
+        source = value.args[0] if value.args and isinstance(value.args[0], Value) else None
+        if source is not None and source.grad != grad:
+            return Operand(value, resolve(dims)), scale  # on the other side of a no_grad
+        step = above(value, dims)
+        if step is not None:
+            value, dims = step
+            continue
+        if value.name == "_to_copy" and source is not None and exact_cast(source.dtype, value.dtype):
+            value = source
+            continue
+        number, inner = scaled(value, constant)
+        if inner is None or number is None or inner.dtype != value.dtype or inner.dim != value.dim:
+            return Operand(value, resolve(dims)), scale
+        value, scale = inner, scale * number
+
+
+def scaled(value: Value, constant: Constant) -> tuple[Number | None, Value | None]:
+    """`(c, x)` where `value` is `x * c`, for a finite number other than 0, or a symbolic one."""
+    if value.name not in ("mul", "div") or (value.name == "div" and arg(value, "rounding_mode")):
+        return None, None
+    for x, other in ((value.args[0], value.args[1]), (value.args[1], value.args[0])):
+        if not isinstance(x, Value) or (value.name == "div" and x is not value.args[0]):
+            continue
+        number = constant(other) if isinstance(other, Value) else other
+        if isinstance(number, (torch.SymInt, torch.SymFloat)):  # made of sizes: positive
+            positive: Number = number
+            return (1.0 / positive if value.name == "div" else 1.0 * positive), x
+        if not isinstance(number, (int, float)):
+            continue
+        c = float(number)
+        if value.name == "div":
+            c = 1.0 / c if c else math.nan
+        if math.isfinite(c) and c != 0.0:
+            return c, x
+    return None, None
+
+
+def shifts_rows(candidate: Value, scores: Value, dims: Dims, keys: tuple[Axis, ...]) -> bool:
+    """Whether `candidate` is the maximum of `scores` over the keys (or over everything): one number for each row.
+
+    `dims` are the axes of `scores`; the maximum must keep a place for the dim that it is taken over.
+    """
+    maximum = candidate
+    while maximum.name in ("detach", "alias", "unsqueeze"):
+        maximum = maximum.args[0]
+    if maximum.name not in ("amax", "max") or maximum.args[0] is not scores or maximum.index != 0:
+        return False
+    over = maximum.args[1] if len(maximum.args) > 1 else None
+    if over is None and maximum.name == "max":
+        return candidate.dim == 0
+    axis = [over] if isinstance(over, int) else list(over or ())
+    if len(axis) != 1 or candidate.dim != scores.dim:
+        return False
+    dim = axis[0] % scores.dim
+    sizes = enumerate(zip(candidate.shape, scores.shape, strict=True))
+    kept = all(is_one(c) if d == dim else equal(c, s) for d, (c, s) in sizes)
+    return kept and set(atoms(dims[dim])) == set(keys)
+
+
+def row_maximum_values(candidate: Value, scores: Value) -> list[Value]:
+    """The values from `candidate` down to `scores`."""
+    found = []
+    while candidate is not scores:
+        found.append(candidate)
+        candidate = candidate.args[0]
+    return found

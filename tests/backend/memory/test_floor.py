@@ -1,0 +1,128 @@
+"""The smallest peak under Inductor: below checkpointing by hand, measured as predicted, and what makes it small."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._inductor.codegen.wrapper import AllocateLine
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from optpass.backend.compat import memory as inductor
+from optpass.backend.memory.graph_values import values_of_inputs
+from optpass.backend.memory.measure import measure_peak, storage_bytes
+from optpass.backend.memory.order import least_peak
+from optpass.errors import BudgetInfeasibleError
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = x + self.down(F.gelu(self.up(self.norm(x))))
+        return out
+
+
+class Tied(nn.Module):
+    """The head shares the embedding's weight, whose two gradients are the largest tensors of the step."""
+
+    def __init__(self, words: int = 1200, width: int = 32, by_hand: bool = False) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+        self.blocks, self.by_hand = nn.ModuleList(Block(width) for _ in range(2)), by_hand
+
+    def forward(self, ids: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.by_hand else block(x)
+        return F.cross_entropy((x @ self.embedding.weight.t()).flatten(0, 1), target.flatten())
+
+
+def test_the_floor_is_below_checkpointing_by_hand(steps: Any) -> None:
+    torch.manual_seed(0)
+    by_hand, ids, target = Tied(by_hand=True), torch.randint(0, 1200, (4, 24)), torch.randint(0, 1200, (4, 24))
+    by_hand(ids, target).backward()
+    wanted = [p.grad.clone() for p in by_hand.parameters() if p.grad is not None]
+    by_hand.zero_grad()
+    peak = measure_peak(lambda: by_hand(ids, target).backward()).bytes_above_start
+    by_hand.zero_grad()
+    by_hand.by_hand = False
+    with pytest.raises(BudgetInfeasibleError) as caught:
+        steps.run(by_hand, [ids, target], 1, inner="inductor")
+    floor = caught.value.floor_bytes
+    above = floor - storage_bytes([*by_hand.parameters(), ids, target])
+    assert above < peak
+    ran = steps.run(by_hand, [ids, target], floor, inner="inductor")
+    assert ran.peak <= floor and ran.error <= 0.001
+    torch.testing.assert_close(list(ran.gradients.values()), wanted)
+
+
+class Patches(nn.Module):
+    """A convolution whose input and weight Inductor lays out anew, and holds in both forms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.block = nn.Conv2d(3, 64, 16, 16), Block(64)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.block(self.patch(images).flatten(2).transpose(1, 2)).square().mean()  # type: ignore[no-any-return]
+
+
+def test_convolutions_keep_their_layout_where_memory_is_short(steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images = Patches(), torch.randn(2, 3, 64, 64)
+
+    def floor() -> int:
+        with pytest.raises(BudgetInfeasibleError) as caught:
+            steps.run(model, [images], 1, inner="inductor")
+        return int(caught.value.floor_bytes)
+
+    lean = floor()
+    ran = steps.run(model, [images], lean, inner="inductor")
+    assert ran.peak <= lean and ran.error <= 0.001
+    monkeypatch.setattr("optpass.backend.compat.lays_out_convolutions", lambda: False)
+    assert lean < floor()
+
+
+def _lowered(program: Any, *sizes: tuple[int, ...], improve: Any) -> str:
+    with FakeTensorMode() as mode:
+        inputs = [torch.empty(size) for size in sizes]
+    graph = make_fx(program)(*inputs)
+    assert mode is not None
+    return inductor.lower(graph, values_of_inputs(graph), is_backward=True, improve=improve).source
+
+
+def _product_first(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> list[torch.Tensor]:
+    product = torch.mm(a, b)
+    return [product + torch.mm(c, c).sin()]
+
+
+def _product_last(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> list[torch.Tensor]:
+    other = torch.mm(c, c).sin()
+    return [torch.mm(a, b) + other]
+
+
+@pytest.mark.parametrize(("program", "fused"), [(_product_first, False), (_product_last, True)])
+def test_a_product_does_not_wait_for_a_sum(program: Any, fused: bool) -> None:
+    sizes = (8, 64), (64, 8), (8, 8)
+    assert "addmm" in _lowered(program, *sizes, improve=None)
+    assert ("addmm" in _lowered(program, *sizes, improve=least_peak)) is fused
+
+
+def test_a_buffer_is_not_kept_for_a_later_kernel() -> None:
+    freed, behind, later = (SimpleNamespace(scheduler_node_index=i, comm_buffer=False) for i in (3, 4, 5))
+    wants = AllocateLine.should_reuse_buffer
+    estimate = SimpleNamespace(overall_peak_memory=100, peak_between=lambda *_: 0)
+    later.wrapper = SimpleNamespace(estimate_peak=estimate)
+    assert wants(later, freed, 10)  # type: ignore[arg-type]
+    with inductor.tightened(least_peak):
+        assert AllocateLine.should_reuse_buffer(behind, freed, 10)  # type: ignore[arg-type]
+        assert not AllocateLine.should_reuse_buffer(later, freed, 10)  # type: ignore[arg-type]
+    assert AllocateLine.should_reuse_buffer is wants
