@@ -14,7 +14,7 @@ from optpass.bench.harness import schedule
 CASES = ("plain", "audited", "plain again")
 MODES = ("inference", "training")
 SMALLEST = "smallest program"
-STEADY_S = 0.2
+STEADY_S = 0.4
 _LEAST = 2  #: rounds, however little time there is
 
 Samples = dict[str, list[float]]

@@ -27,7 +27,7 @@ COMPILE = HookPoint(
     "_compile",
     ("code", "globals", "locals", "compiler_fn", "cache_entry", "frame", "compile_id", "skip"),
     "recompiles are read from Dynamo's trace log: one guard each, of the newest compiled code, without what it cost; "
-    "why a frame runs eager is known less precisely",
+    "that and why a frame runs eager is known less precisely",
     adjust=_one_more_frame,
     room=True,  # all of a compile is below it: the hooks' own frames must not make it slower
 )

@@ -193,12 +193,12 @@ class HookPoint:
         return optpass_hook
 
     def _as_torchs(self, code: types.CodeType) -> types.CodeType:
-        """The code as if it stood in the file that it watches; tracebacks show its own lines.
+        """The code as if it stood in the file that it watches.
 
-        Dynamo formats a traceback in front of every compile: without an entry, its lines are looked for in each folder
-        of `sys.path` each time.
+        Dynamo formats a traceback in front of every compile: without an entry that says that there are no lines, they
+        are looked for in each folder of `sys.path` each time.
         """
-        linecache.lazycache(self.file_name, globals())
+        linecache.cache.setdefault(self.file_name, (0, None, [], self.file_name))
         return (with_room(code) if self.room else code).replace(co_filename=self.file_name)
 
     def _wrap_before(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -130,17 +130,22 @@ def running_backward() -> RunningBackward | None:
 
     A hook of a node may run in a thread of the engine's, so that the asking frame is looked for in all threads.
     """
-    here = sys._getframe()
-    frames = [here, *(f for f in sys._current_frames().values() if f is not here)]
-    for start in frames:
-        frame: Any = start
-        while frame is not None:
-            if frame.f_code.co_name == "_engine_run_backward":
-                values = frame.f_locals
-                # A tensor, or an edge of the graph, which names its node otherwise.
-                roots = [getattr(t, "grad_fn", None) or getattr(t, "node", None) for t in values.get("t_outputs", ())]
-                rest = values.get("args", ())
-                keeps = bool(rest[1]) if len(rest) > 1 else False
-                return RunningBackward([node for node in roots if node is not None], keeps)
-            frame = frame.f_back
+    frame: Any = sys._getframe()
+    found = _asked_for(frame)
+    if found is None:
+        for frame in list(sys._current_frames().values()):
+            found = found or _asked_for(frame)
+    del frame  # a frame that holds itself would live on, with all that its callers hold
+    return found
+
+
+def _asked_for(frame: Any) -> RunningBackward | None:
+    while frame is not None:
+        if frame.f_code.co_name == "_engine_run_backward":
+            values = frame.f_locals
+            # A tensor, or an edge of the graph, which names its node otherwise.
+            roots = [getattr(t, "grad_fn", None) or getattr(t, "node", None) for t in values.get("t_outputs", ())]
+            rest = values.get("args", ())
+            return RunningBackward([node for node in roots if node is not None], bool(len(rest) > 1 and rest[1]))
+        frame = frame.f_back
     return None

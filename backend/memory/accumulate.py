@@ -47,7 +47,14 @@ def _may_take(value: Any, reader: fx.Node) -> bool:
 def _same(one: Any, other: Any) -> bool:
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return False
-    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+    if one.layout != torch.strided or other.layout != torch.strided:
+        return False
+    return _described(one) == _described(other)
+
+
+def _described(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Its metadata; sizes as text, since to compare symbols is to guard on them."""
+    return tuple(map(str, tensor.shape)), tuple(map(str, tensor.stride())), tensor.dtype, tensor.device
 
 
 def _scatters_into_zeros(value: Any, reader: fx.Node) -> bool:

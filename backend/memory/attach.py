@@ -82,7 +82,7 @@ def record_of(partitioner: BudgetPartitioner, seconds: float = 0.0) -> PassRecor
         "predicted_slowdown": plan.slowdown,
     }
     summary = Site(kind="memory budget", reason=_summary(plan, partitioner.outcome.notes), cost=figures)
-    unchanged = plan.predicted_peak_bytes >= plan.unconstrained_bytes or not plan.recomputed
+    unchanged = not plan.recomputed  # a plan that holds less for others' sake may have a larger peak itself
     record = PassRecord(name="memory", stage="joint", seconds=seconds)
     if unchanged:
         record.declined.append(summary)

@@ -159,6 +159,7 @@ class BudgetPartitioner:
                 if self.budget.at_optimizer > self.budget.bytes:
                     raise self._infeasible(search, search.schedule.run(search.start), base, self.budget.at_optimizer)
                 return None
+
         def carry_out(timeline: Timeline, lean: bool) -> Trial:
             return self._carry_out(joint, search.problem, timeline, kwargs, LEAN if lean else {})
 

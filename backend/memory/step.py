@@ -113,7 +113,7 @@ def budget_of(
     size = storage_bytes(trained)
     statics = Ledger(
         parameters=storage_bytes(everything),
-        gradients=size if gradients else storage_bytes(elsewhere),
+        gradients=(size if gradients else storage_bytes(elsewhere)) + storage_bytes(_gradients_of(tensors.inputs)),
         optimizer=optimizer.state,
         buffers=storage_bytes(tensors.buffers),
         inputs=inputs,
@@ -130,6 +130,11 @@ def budget_of(
         where=where,
         notes=optimizer.notes,
     )
+
+
+def _gradients_of(inputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """What earlier micro-batches have left at inputs that need a gradient."""
+    return [t.grad for t in inputs if t.is_leaf and t.grad is not None]
 
 
 def _distinct(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:

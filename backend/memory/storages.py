@@ -46,13 +46,15 @@ class Storages:
 
     def external(self, tensor: torch.Tensor) -> None:
         """The storage of `tensor` was there at the start and stays: it never counts."""
-        self._watch(tensor.untyped_storage(), 0)
+        for part in strided_parts(tensor):
+            self._watch(part.untyped_storage(), 0)
 
     def add(self, tensor: torch.Tensor) -> None:
         """The storage of `tensor` is allocated, if it is new."""
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._known:
-            self._watch(storage, allocated_bytes(storage.nbytes(), tensor.device))
+        for part in strided_parts(tensor):
+            storage = part.untyped_storage()
+            if storage._cdata not in self._known:
+                self._watch(storage, allocated_bytes(storage.nbytes(), tensor.device))
 
     def grow(self, tensor: torch.Tensor, extra: int) -> None:
         """The storage of `tensor` holds `extra` bytes more than its fake form says."""
@@ -79,7 +81,7 @@ class Storages:
 
     def size(self, tensor: torch.Tensor) -> int:
         """Bytes that the storage of `tensor` counts for."""
-        return self._sizes.get(tensor.untyped_storage()._cdata, 0)
+        return sum(self._sizes.get(part.untyped_storage()._cdata, 0) for part in strided_parts(tensor))
 
     def mark(self, label: str, workspace: int = 0) -> None:
         """`label` has run: note the bytes, with the `workspace` that it allocated and released inside."""
@@ -113,6 +115,17 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         out = func(*args, **(kwargs or {}))
         self._storages.ran(str(func), func, args, kwargs or {}, out)
         return out
+
+
+def strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors that hold the bytes of `tensor`: itself, or the indices and values of a sparse one."""
+    if tensor.layout == torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor,)
 
 
 def allocated_bytes(nbytes: int, device: torch.device) -> int:

@@ -57,12 +57,13 @@ def settle(leaves: Sequence[Leaf]) -> None:
     if not ran or any(leaf.generation >= GENERATIONS for leaf in ran):
         return
     blind = [leaf for leaf in ran if leaf.partitioner.outcome.replayed is None]
-    if blind and not any(_alone(leaf) for leaf in ran):
-        for leaf in blind:  # the caches gave a compiled graph without its plan
-            step = _seen([leaf])
-            leaf.share = _share(step, 0, [Choice(0, leaf.held, 0.0)])
+    unknown = [leaf for leaf in blind if not _alone(leaf)]
+    for leaf in unknown:  # the caches gave a compiled graph without its plan
+        leaf.share = _share(_seen([leaf]), 0, [Choice(0, leaf.held, 0.0)])
+    planned = [leaf for leaf in ran if leaf not in blind]
+    if unknown or not planned:
         return
-    step = _seen([leaf for leaf in ran if leaf not in blind])
+    step = _seen(planned)
     worst = excess(step.present, step.bounds)
     again = any(choice.seconds > 0 for choice in step.present)
     used = max((total(step.present, b) / b.limit for b in step.bounds), default=1.0)

@@ -3,7 +3,8 @@
 `torch.ops.optpass.attention_in_blocks` and its backward, for CPUs. Where a processor multiplies half precision and
 torch's own flash attention makes little of that, two products and a softmax are faster, as long as no buffer of all
 scores is mapped, faulted in and moved through memory; causal blocks above the diagonal are not computed. Nothing of
-size queries x keys is kept for the backward, which computes the weights again.
+size queries x keys is kept for the backward, which computes the weights again. No other kernel for CPUs has a backward
+through a softcap.
 
 The operators alone are here: whether they pay is the gate's to say, and the call is written by `rewrite`.
 """

@@ -148,6 +148,11 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
         empty = _zeroed(site, fills, [t for t in terms if not t.small(limit)], training)
     elif together.row_never_empty and all(t.hides or t.bounded(no_key(site)) for t in terms):
         empty = "large" if training and not settled else "never"
+        if empty == "large" and site.sink is not None:
+            # The column takes part in every row: masks far below it do no harm, and rows cannot be shifted against it.
+            if any(max(t.extremes, default=t.size) >= limit for t in terms):
+                raise Blocked("large numbers are added to scores beside an appended column", site.output)
+            empty = "never"
     elif exact_rows and site.sink is None:  # a sink is a key of every row
         empty = _empty_rows(site, fills, terms, training, limit)
     passes = _at_the_floor(site, terms) if training and empty == "added" and scores.floor else 1.0

@@ -122,7 +122,10 @@ def _recompiles(parts: Sequence[Audit]) -> list[Recompile]:
 
 def _silent(parts: Sequence[Audit]) -> list[SilentEager]:
     kept: dict[tuple[object, ...], SilentEager] = {}
+    called = {(record.file, record.line, record.function) for part in parts for record in part.functions}
     for record in (record for part in parts for record in part.silent_eager):
+        if record.kind == "not compiled" and (record.file, record.line, record.function) in called:
+            continue  # one process has called what others only handed out
         known = kept.setdefault((record.file, record.line, record.function, record.kind), record)
         if known is not record and record.calls is not None:
             known.calls = (known.calls or 0) + record.calls

