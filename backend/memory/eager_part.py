@@ -20,6 +20,22 @@ VIEWS = ("View", "Transpose", "Permute", "Unsqueeze", "Squeeze", "Alias", "TBack
 PARTS = ("Slice", "Select", "Split", "Unbind", "Narrow", "AsStrided", "Diagonal", "Expand", "Chunk", "Unfold")
 #: Nodes that pass the gradient on as it is.
 SAME_GRADIENT = ("AddBackward", "SumBackward")
+#: Tensors as large as the gradient that a node's backward allocates and releases inside itself
+#: (torch/csrc/autograd/FunctionsManual.cpp, derivatives.yaml); of one that is not known and saves tensors, `UNKNOWN`.
+TEMPORARIES = {
+    "PowBackward0": 2, "PowBackward1": 3, "SqrtBackward": 1, "RsqrtBackward": 2, "AbsBackward": 1, "VarBackward": 1,
+    "StdBackward": 1, "NormBackward": 1, "ClampBackward": 1, "ClampMin": 1, "ClampMax": 1, "MaxBackward": 1,
+    "MinBackward": 1, "TopkBackward": 1, "SortBackward": 1, "L1Loss": 1, "KlDiv": 1, "WhereBackward": 1,
+    "BinaryCrossEntropyWithLogits": 0, "BinaryCrossEntropy": 1,
+    "MulBackward": 0, "ExpBackward": 0, "LogBackward": 0, "SigmoidBackward": 0,
+    "TanhBackward": 0, "ReluBackward": 0, "GeluBackward": 0, "SiluBackward": 0, "SoftplusBackward": 0,
+    "SoftmaxBackward": 0, "MseLoss": 0, "NllLoss": 0, "SmoothL1Loss": 0, "HuberLoss": 0, "MmBackward": 0,
+    "BmmBackward": 0, "AddmmBackward": 0, "MeanBackward": 0, "SumBackward": 0, "NativeDropout": 0, "LayerNorm": 0,
+    "Embedding": 0, "Copy": 0, "Clone": 0, "IndexBackward": 0, "GatherBackward": 0,
+}  # fmt: skip
+#: The same of a quotient whose divisor needs a gradient, and of one whose divisor does not.
+QUOTIENT, FRACTION = 2, 0
+UNKNOWN = 2
 #: What a node saves of its own result.
 OWN = ("_saved_result", "_saved_output", "_saved_out", "_saved_self_or_result")
 #: Saved tensors as large as the tensor that is differentiated, where the node does not differentiate them too.
@@ -170,9 +186,20 @@ class _Walk:
                     sizes = autograd.output_sizes(n)
                     waiting[n] = waiting.get(n, 0) + (sizes[place][1] if place < len(sizes) else 0)
             new = 0 if _named(node, (*VIEWS, *SAME_GRADIENT)) else sum(waiting.values()) - before
-            peak = max(peak, held + before + mine + new)
+            inside = self._temporaries(node) * max(mine, new) if new else 0
+            peak = max(peak, held + before + mine + new + inside)
             held -= (self.bytes[i] if i in saved else 0) + extra[i]
         return peak
+
+    def _temporaries(self, node: Any) -> int:
+        """See `TEMPORARIES`."""
+        if _named(node, ("DivBackward",)):
+            return QUOTIENT if len(node.next_functions) > 1 and node.next_functions[1][0] is not None else FRACTION
+        known = next((number for name, number in TEMPORARIES.items() if name in node.name()), None)
+        if known is not None:
+            return known
+        views = _named(node, (*VIEWS, *PARTS, *SAME_GRADIENT))
+        return UNKNOWN if not views and any(_is_tensor(node, n) for n in autograd.saved_names(node)) else 0
 
 
 def _named(node: Any, kinds: tuple[str, ...]) -> bool:

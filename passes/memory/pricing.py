@@ -44,7 +44,7 @@ def node_prices(
     def of(node: fx.Node) -> Price:
         op = by_name.get(node.name)
         if op is None:
-            return Price()
+            return Price(workspace=workspace_bytes(node, library))  # a higher-order operator may hold much
         seconds = shares.get(op.name, op.time_us) * 1e-6
         return Price(seconds, op.flops, workspace_bytes(node, library))
 

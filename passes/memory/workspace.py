@@ -16,7 +16,8 @@ import torch
 from torch import fx
 
 from optpass.passes.memory import workspace_elementwise, workspace_library
-from optpass.passes.memory.workspace_call import Call
+from optpass.passes.memory.workspace_bodies import bodies_bytes
+from optpass.passes.memory.workspace_call import Call, number
 
 #: Answers for operators of which only the library knows: bytes, or None where it cannot tell.
 Library = Callable[[Call], int | None]
@@ -29,7 +30,9 @@ def workspace_bytes(node: fx.Node, library: Library | None = None) -> int:
 
     Reads `meta["val"]` of the node and of its arguments.
     """
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+    if node.op != "call_function" or not isinstance(
+        node.target, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)
+    ):
         return 0
     args = fx.node.map_arg(node.args, _value)
     kwargs = fx.node.map_arg(node.kwargs, _value)
@@ -40,6 +43,8 @@ def op_workspace(
     target: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, library: Library | None = None
 ) -> int:
     """As `workspace_bytes`, of a call with its values: tensors, fake or not, for tensors."""
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return bodies_bytes(target, args, lambda node: workspace_bytes(node, library), number)
     call = Call.of(target, args, kwargs, out)
     if call is None or not _on_cpu(call):
         return 0
@@ -73,7 +78,16 @@ def retained_bytes_of(node: fx.Node) -> int:
 
 
 def _value(node: fx.Node) -> Any:
+    if node.op == "get_attr" and "val" not in node.meta:  # the graph inside a higher-order operator
+        return _attribute(node)
     return node.meta.get("val")
+
+
+def _attribute(node: fx.Node) -> Any:
+    value: Any = node.graph.owning_module
+    for part in str(node.target).split("."):
+        value = getattr(value, part, None)
+    return value
 
 
 def _on_cpu(call: Call) -> bool:

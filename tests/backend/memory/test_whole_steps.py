@@ -123,6 +123,8 @@ def eager_bytes(loss):
         (lambda o: F.cross_entropy(o.view(10, 100, 40).reshape(-1, 40), torch.zeros(1000, dtype=torch.long)), 1, 3),
         (lambda o: F.nll_loss(F.log_softmax(o, -1), torch.zeros(1000, dtype=torch.long)), 1, 3),
         (lambda o: F.mse_loss(o, torch.zeros(1000, 40)), 1, 2),
+        (lambda o: (o - 1).square().mean(), 2, 5),
+        (lambda o: F.binary_cross_entropy_with_logits(o, torch.zeros(1000, 40)), 1, 2),
         (lambda o: o.sum(), 0, 0),  # its gradient is one number, seen as many
     ],
 )
@@ -130,6 +132,27 @@ def test_what_a_loss_needs_is_seen_in_its_backward(loss, forward, backward):
     found, size = eager_bytes(loss)
     assert forward * size <= found.forward_bytes <= (forward + 0.2) * size
     assert backward * size <= found.backward_bytes <= (backward + 0.2) * size
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda o: (o**3).mean(),
+        lambda o: (o - 1).abs().mean(),
+        lambda o: (o.exp() / (1 + o.exp())).mean(),
+        lambda o: F.normalize(o, dim=1).sum(1).std(),
+        lambda o: F.softplus(o).logsumexp(1).mean(),
+        lambda o: torch.where(o > 0, o * o, -o).mean(),
+        lambda o: (o.clamp(0, 1) + 1e-6).sqrt().mean(),
+        lambda o: F.cross_entropy(F.normalize(o) @ F.normalize(o).mT, torch.arange(1000)),
+    ],
+)
+def test_what_a_loss_needs_is_not_taken_for_less(loss):
+    """Against measurement; what operators allocate inside their backward is known, or bounded."""
+    found, size = eager_bytes(loss)
+    outputs = (torch.randn(1000, 40, requires_grad=True) * 1).detach().requires_grad_()
+    peak = measure_peak(lambda: loss(outputs).backward()).bytes_above_start
+    assert peak <= max(found.forward_bytes, found.backward_bytes) + 0.05 * size
 
 
 def test_looking_at_a_backward_keeps_nothing_alive():
