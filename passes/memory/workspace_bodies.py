@@ -22,7 +22,7 @@ _INDEX_BYTES = 8
 Inner = Callable[[fx.Node], int]
 
 
-def bodies_bytes(target: Any, args: Sequence[Any], inner: Inner, hint: Callable[[Any], Any]) -> int:
+def bodies_bytes(target: Any, args: Sequence[Any], inner: Inner, hint: Callable[[Any], int]) -> int:
     """Bytes that a call allocates and releases inside itself; 0 without a graph among its arguments.
 
     Args:
@@ -39,7 +39,7 @@ def bodies_bytes(target: Any, args: Sequence[Any], inner: Inner, hint: Callable[
     return most
 
 
-def _kept_by_scan(args: Sequence[Any], hint: Callable[[Any], Any]) -> int:
+def _kept_by_scan(args: Sequence[Any], hint: Callable[[Any], int]) -> int:
     """Bytes beside the rounds: outputs of the first one, and indices that place outputs (`generic_scan` of
     torch/_higher_order_ops/scan.py), of which one is multiplied by the number of the round."""
     body, carried = args[0], len(args[1])
@@ -50,7 +50,7 @@ def _kept_by_scan(args: Sequence[Any], hint: Callable[[Any], Any]) -> int:
     return sum(indices) + max(indices, default=0) + sum(nbytes(value, hint) for value in tensors)
 
 
-def _peak(graph: fx.Graph, inner: Inner, hint: Callable[[Any], Any]) -> tuple[int, int]:
+def _peak(graph: fx.Graph, inner: Inner, hint: Callable[[Any], int]) -> tuple[int, int]:
     """Most bytes at one time above the inputs, and those of the outputs."""
     home: dict[fx.Node, fx.Node] = {}
     size: dict[fx.Node, int] = {}
