@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from optpass.backend import compat
+from optpass.backend.compat.stack import run_with_room
 from optpass.backend.hooks import Hooks
 from optpass.errors import ConfigError, did_you_mean
 from optpass.options import Options
@@ -109,7 +110,8 @@ def compile_with(
         patches = inductor_patches(options, mode, hooks)
         if _has_flex_on_cpu(gm):  # an element-wise operation fused behind its template raises NotImplementedError
             patches.setdefault("epilogue_fusion", False)
-        return compat.compile_fx(gm, inputs, patches, hooks.on_compiled, hooks.lowered)
+        # Under an audit there is room already; without one, how deep the caller stands must not slow the compile.
+        return run_with_room(compat.compile_fx, gm, inputs, patches, hooks.on_compiled, hooks.lowered)
     if inner == AOT_EAGER:
         return _aot_eager(gm, inputs, hooks)
     if inner == EAGER:

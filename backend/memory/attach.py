@@ -9,8 +9,8 @@ from typing import Any
 from torch import fx
 
 from optpass.backend import compat
+from optpass.backend.memory.leaves import Share
 from optpass.backend.memory.partition import BudgetPartitioner
-from optpass.backend.memory.runs import Share
 from optpass.backend.memory.step import StepTensors, budget_of
 from optpass.backend.memory.together import relief
 from optpass.options import Options

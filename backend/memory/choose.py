@@ -21,7 +21,9 @@ Modules = tuple[fx.GraphModule, fx.GraphModule]
 
 #: After so many replays, a plan that uses this part of the budget is not tried to be improved; each replay lowers both
 #: graphs once under Inductor.
-ENOUGH = (0.98, 0.97, 0.95, 0.0)
+ENOUGH = (0.98, 0.97, 0.95, 0.95, 0.0)
+#: Without a plan that fits, no more than so many are tried before those near the floor.
+IN_VAIN = 4
 #: The next plan is asked to use this part.
 AIM = 0.99
 #: What Inductor's generated code is taken to need of what the graphs as they stand do, until a replay says: at the
@@ -90,8 +92,8 @@ class Chooser:
     def best(self) -> Trial | None:
         """The fastest plan found that fits; None if none of those that were tried does."""
         best: Trial | None = None
-        for enough in ENOUGH:
-            timeline = self._next()
+        for number, enough in enumerate(ENOUGH):
+            timeline = self._next() if best is not None or number < IN_VAIN else None
             if timeline is None:
                 break
             trial = self._tried(timeline)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from optpass.backend.memory.growth import Growth
+from optpass.backend.memory.leaves import Leaf, Share
 from optpass.backend.memory.partition import BudgetPartitioner
-from optpass.backend.memory.runs import Leaf, Share
 from optpass.backend.memory.step import StepTensors
 from optpass.backend.memory.together import STEPS
 from optpass.options import Options

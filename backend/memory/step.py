@@ -15,10 +15,10 @@ from torch import fx, nn
 
 from optpass.backend import compat
 from optpass.backend.memory.eager_part import held_upstream
+from optpass.backend.memory.leaves import Share, Stores
 from optpass.backend.memory.measure import storage_bytes
 from optpass.backend.memory.optimizing import Optimizing
 from optpass.backend.memory.partition import Budget
-from optpass.backend.memory.runs import Share, Stores
 from optpass.backend.memory.together import STEPS
 from optpass.options import Options
 from optpass.passes.devices import DeviceSpec

@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 
 from optpass.backend.memory.allot import Bound, Choice, choices_of, excess, select, total
 from optpass.backend.memory.eager_part import EagerLoss
+from optpass.backend.memory.leaves import Leaf, Share, Stores, parameters_of
 from optpass.backend.memory.optimizing import Optimizing
 from optpass.backend.memory.partition import ENGINE_BYTES
 from optpass.backend.memory.replay import StepReplay
-from optpass.backend.memory.runs import Leaf, Share, Steps, Stores, parameters_of
+from optpass.backend.memory.runs import Steps
 from optpass.backend.memory.tail import Tail
 from optpass.errors import BudgetInfeasibleError
 from optpass.passes.memory.plan import Ledger

@@ -12,6 +12,8 @@ from optpass.backend.memory.choose import Chooser
 
 HELD = 50
 TOP, FLOOR = 1_000_000, 200_000
+#: Replays of one budget: the fifth is for one of which four leave more than 5% unused.
+MOST = 5
 
 
 class Plans:
@@ -59,7 +61,7 @@ def test_a_budget_is_used_after_few_replays(relation: Callable[[int], int], part
     found = chooser.best()
     assert found is not None and found.peak <= room
     assert found.peak >= 0.95 * room or relation(found.timeline.peak + 5_000) > room
-    assert len(asked) <= 4 and len(set(asked)) == len(asked)
+    assert len(asked) <= MOST and len(set(asked)) == len(asked)
 
 
 def test_a_budget_binds_where_code_changes_in_steps() -> None:
@@ -69,7 +71,7 @@ def test_a_budget_binds_where_code_changes_in_steps() -> None:
         found = chooser.best()
         most = max(y for y in map(stepped, range(FLOOR, TOP, 5_000)) if y <= room)
         assert found is not None and 0.9 * most <= found.peak <= room
-        assert len(asked) <= 4
+        assert len(asked) <= MOST
 
 
 def test_graphs_that_run_as_they_stand_take_one_replay() -> None:

@@ -1,0 +1,180 @@
+"""What is known of a compiled graph with a memory budget from the steps in which it ran, and of the storages around it.
+
+When these are seen is `runs`' to say, and what follows from them `together`'s.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from optpass.backend.memory.eager_part import EagerLoss
+from optpass.backend.memory.partition import BudgetPartitioner
+from optpass.backend.memory.tail import Tail
+from optpass.options import Options
+from optpass.passes.memory.plan import Ledger
+from optpass.passes.memory.schedule import FrozenState
+
+
+@dataclass
+class Beside:
+    """What is held beside a graph in its backward, in bytes; the most seen.
+
+    Attributes:
+        times: how often it was seen.
+        gradients: of all parameters known.
+        other: inputs of this graph and of those that wait for their backward, and what eager operators saved.
+    """
+
+    gradients: int = 0
+    other: int = 0
+    times: int = 0
+
+    def widen(self, gradients: int, other: int) -> bool:
+        """Take in what was seen; whether it is more."""
+        self.times += 1
+        more = gradients > self.gradients or other > self.other
+        self.gradients, self.other = max(self.gradients, gradients), max(self.other, other)
+        return more
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one graph may use in a step that has been seen.
+
+    Attributes:
+        statics: what is held beside it, of all that was seen the most.
+        tail: what happens between its forward and its backward; None where that was not seen.
+        follow: bytes that are needed on top of what it holds while other graphs run.
+        at_optimizer: peak while the optimizer steps.
+        optimizer: its name.
+        state: of the search, that was chosen; with the number of operations of its graph.
+    """
+
+    statics: Ledger
+    tail: Tail | None = None
+    follow: int = 0
+    at_optimizer: int = 0
+    optimizer: str = "none"
+    state: tuple[int, FrozenState] | None = None
+
+
+@dataclass(eq=False)
+class Leaf:
+    """One compiled graph with one plan.
+
+    Attributes:
+        partitioner: what decided the plan.
+        origin: the same for all plans of one graph.
+        options: of its compile.
+        parameters, module_tensors: positions among its arguments: of parameters, and of other tensors of modules.
+        buffers: the latter, of all calls.
+        known: parameters that its runs were given or that eager code around them reads, weakly, by identity.
+        situations: what was held beside it, by the other runs that waited for their backward then.
+        held: bytes that it holds from forward to backward, outputs included; the most seen.
+        outputs: bytes of its outputs; part of `held`.
+        loss: what eager code does between its outputs and the scalar that is differentiated; nothing where other
+            graphs come between.
+        seen: a backward of it was seen, so that `loss` and `keeps_outputs` are known.
+        keeps_outputs: an output was still held by the caller in its backward.
+        runs: calls with gradients.
+        share: what it may use from its next call on, where that has changed.
+        next: the leaf that took its place.
+        generation: how many leaves it has taken the place of.
+        news: something was seen since the plans were last looked at.
+    """
+
+    partitioner: BudgetPartitioner
+    origin: object
+    options: Options
+    parameters: tuple[int, ...] = ()
+    module_tensors: tuple[int, ...] = ()
+    buffers: Stores = field(default_factory=lambda: Stores())
+    known: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
+    situations: dict[frozenset[tuple[Leaf, int]], Beside] = field(default_factory=dict)
+    held: int = 0
+    outputs: int = 0
+    loss: EagerLoss = field(default_factory=EagerLoss)
+    seen: bool = False
+    keeps_outputs: bool = False
+    runs: int = 0
+    share: Share | None = None
+    next: Leaf | None = None
+    generation: int = 0
+    news: bool = True
+
+    def know(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Parameters that take part in a step with this graph."""
+        for parameter in parameters:
+            reference = self.known.get(id(parameter))
+            if reference is None or reference() is not parameter:
+                self.known[id(parameter)] = weakref.ref(parameter)
+
+    def succeed(self, leaf: Leaf) -> None:
+        """Take the place of `leaf`, and take over what was seen of it."""
+        leaf.next, self.generation = self, leaf.generation + 1
+        self.known, self.situations, self.buffers = dict(leaf.known), dict(leaf.situations), leaf.buffers
+        self.loss, self.seen, self.keeps_outputs = leaf.loss, leaf.seen, leaf.keeps_outputs
+
+    def latest(self) -> Leaf:
+        """What stands for it now."""
+        leaf = self
+        while leaf.next is not None:
+            leaf = leaf.next
+        return leaf
+
+
+class Stores:
+    """Weak references to the storages behind tensors, each once."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
+        self._found: dict[int, Any] = {}
+        self.add(tensors)
+
+    def add(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Take in what is behind `tensors`."""
+        for tensor in tensors:
+            for part in _plain(tensor):
+                storage = part.untyped_storage()
+                self._found.setdefault(storage._cdata, weakref.ref(storage))
+
+    def update(self, other: Stores) -> None:
+        """Take in those of `other`."""
+        for key, reference in other._found.items():
+            self._found.setdefault(key, reference)
+
+    def drop(self, other: Stores) -> None:
+        """Leave out those of `other`."""
+        for key in other._found:
+            self._found.pop(key, None)
+
+    def largest(self) -> weakref.ref[Any] | None:
+        """The one of the most bytes; None where there is none."""
+        sizes = self.alive()
+        return self._found[max(sizes, key=lambda key: sizes[key])] if sizes else None
+
+    def alive(self) -> dict[int, int]:
+        """Bytes of each that has not been released."""
+        found = {}
+        for key, reference in self._found.items():
+            storage = reference()
+            if storage is not None:
+                found[key] = storage.nbytes()
+        return found
+
+
+def _plain(tensor: torch.Tensor) -> list[torch.Tensor]:
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return [tensor] if tensor.layout == torch.strided else []
+    names, _ = tensor.__tensor_flatten__()
+    return [part for name in names for part in _plain(getattr(tensor, name))]
+
+
+def parameters_of(leaves: Iterable[Leaf]) -> list[torch.Tensor]:
+    """All parameters that `leaves` know, as far as they are alive, each once."""
+    found = {key: reference() for leaf in leaves for key, reference in leaf.known.items()}
+    return [parameter for parameter in found.values() if parameter is not None]
