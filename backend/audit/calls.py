@@ -23,7 +23,7 @@ from optpass.backend.compat import audit as dynamo
 
 _DEEPEST = 100
 #: Steady calls of a function that are enough for a median, and calls in a row of such functions that are enough of all.
-ENOUGH = 256
+ENOUGH = 64
 
 
 class Tally:

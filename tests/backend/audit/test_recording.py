@@ -15,6 +15,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
 import optpass
 from optpass.backend.audit.breaks import only_roots
+from optpass.backend.audit.calls import ENOUGH
 from optpass.backend.audit.recording import Recording
 from optpass.backend.audit.standing import STANDING
 from optpass.backend.audit.watch import WATCH
@@ -296,7 +297,7 @@ def test_timing_rests_when_it_has_enough_and_goes_on_after_a_compile(program: Pr
             compiled(x)
         assert WATCH.resting and not dynamo.ENTER_COMPILED._quick
         (function,) = recording.result().functions
-        assert 256 <= function.calls < 1000
+        assert ENOUGH <= function.calls < 1000
         compiled(torch.randn(8))
         assert not WATCH.resting
         compiled(x)
