@@ -103,10 +103,11 @@ def _of_complex(call: Call) -> int:
 
 
 def _multinomial(call: Call) -> int:
-    """With replacement the distribution of one row; else a race of exponentials, and its best (Distributions.cpp)."""
+    """Several with replacement: the distribution of one row; else a race of exponentials, and its best
+    (Distributions.cpp)."""
     source, count = call.tensor("self"), number(call.get("num_samples"))
     categories = sizes(source)[-1]
-    if call.get("replacement", False):
+    if call.get("replacement", False) and count > 1:
         return categories * source.element_size()
     best = elements(source) // max(1, categories) * count * source.element_size()
     return nbytes(source) + (best if count > 1 else 0)
