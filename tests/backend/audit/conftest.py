@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from optpass.backend.audit.recording import Recording
-from optpass.reporting.audit.model import Audit
+from optpass.backend.audit.silent import SilentCollector
+from optpass.reporting.audit.model import Audit, SilentEager
 
 
 @pytest.fixture
@@ -62,3 +63,16 @@ def record(capsys: pytest.CaptureFixture[str]) -> Callable[..., Audit]:
         return recording.result()
 
     return run
+
+
+@pytest.fixture
+def ledger() -> Iterator[Callable[[], list[SilentEager]]]:
+    """What runs eager without a word, from here on."""
+    torch._dynamo.reset()
+    collector = SilentCollector()
+    collector.install()
+    try:
+        yield collector.records
+    finally:
+        collector.uninstall()
+        torch._dynamo.reset()
