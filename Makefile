@@ -24,8 +24,8 @@ install: $(STAMP)  ## make the virtual environment and install the pinned set
 demo: $(STAMP)  ## train a small GPT with backend="optpass" on the Python standard library's sources
 	$(BIN)/optpass train examples/gpt-demo.toml
 
-test: $(STAMP)  ## the whole test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+test: $(STAMP)  ## the whole test suite; SEED=N draws the random numbers of an earlier run again
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(if $(SEED),--seed $(SEED))
 
 check: $(STAMP)  ## ruff, mypy --strict, import-linter, generated files up to date
 	$(BIN)/ruff check .

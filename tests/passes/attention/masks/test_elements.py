@@ -283,7 +283,7 @@ def test_elements_of_random_programs(dynamic: bool, concrete: Any, lowered_type:
     def compare(element: Any, value: Any, names: Any, program: Any, leaves: Any) -> Any:
         return concrete(element, value, names, lowered_type(program, [], leaves))
 
-    first = random.SystemRandom().randrange(2**31)
+    first = random.randrange(2**31)
     counts = [check(first + i, dynamic, compare) for i in range(8 if dynamic else 40)]
     total, inside = (sum(numbers) for numbers in zip(*counts, strict=True))
     assert inside > total / 3, f"seed {first}: {inside} of {total}"
