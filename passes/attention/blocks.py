@@ -1,31 +1,32 @@
-"""Attention in blocks: the products and the softmax of PyTorch, on so few scores at a time that they stay in cache.
+"""Attention in blocks: two products and a softmax, on so few scores at a time that they stay in cache.
 
-`torch.ops.optpass.attention_in_blocks` and its backward, for CPUs. Where a processor multiplies half precision and
-torch's own flash attention makes little of that, two products and a softmax are faster, as long as no buffer of all
-scores is mapped, faulted in and moved through memory; causal blocks above the diagonal are not computed. Nothing of
-size queries x keys is kept for the backward, which computes the weights again. No other kernel for CPUs has a backward
-through a softcap.
+`torch.ops.optpass.attention_in_blocks` and its backward, for CPUs. Where a processor multiplies faster than torch's own
+flash attention makes it, in half precision and by the library of `products`, two products and a softmax are faster, as
+long as no buffer of all scores is mapped, faulted in and moved through memory; causal blocks above the diagonal are not
+computed. Nothing of size queries x keys is kept for the backward, which computes the weights again. No other kernel for
+CPUs has a backward through a softcap.
 
 The operators alone are here: whether they pay is the gate's to say, and the call is written by `rewrite`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-#: Scores of a block for each thread: with the weights beside them 4 MiB of bfloat16, in a core's part of its caches.
-_SCORES: Final = 1 << 20
+from optpass.passes.attention.products import products
+
 #: Queries of a causal block: fewer compute less in vain beside the diagonal, more make larger products.
 _CAUSAL_ROWS: Final = 256
 #: Rows beside the diagonal that are masked one by one.
 _STRIP: Final = 32
-#: Queries of any block, at least.
-_LEAST_ROWS: Final = 16
+#: Tensors of a block that are results of products.
+_OF_PRODUCTS: Final = frozenset({"scores", "passed"})
 
 _LIBRARY: Any = torch.library.Library("optpass", "FRAGMENT")  # type: ignore[no-untyped-call, unused-ignore]
 #: No operator's result depends on the strides that it is given.
@@ -64,11 +65,13 @@ class _Region:
         self.query = query.reshape(-1, self.rows, self.depth)
         self.key, self.value = (_repeated(t, self.groups) for t in (key, value))
         self.mask, self.causal, self.scale, self.softcap = mask, causal, scale, softcap
-        per_block = _SCORES * torch.get_num_threads()
-        rows = max(_LEAST_ROWS, per_block // max(1, self.keys))
+        self.products = products(query, self.keys)
+        per_block = self.products.scores * torch.get_num_threads()
+        rows = max(self.products.least_rows, per_block // max(1, self.keys))
         self.block_rows = min(self.rows, rows, _CAUSAL_ROWS) if causal else min(self.rows, rows)
-        self.block_heads = max(1, per_block // max(1, self.block_rows * self.keys))
-        self._above = query.new_ones((_STRIP, _STRIP), dtype=torch.bool).triu_(1) if causal else None
+        self.block_heads = 1 if self.products.one_head else max(1, per_block // max(1, self.block_rows * self.keys))
+        side = self.block_rows if self.block_heads == 1 else _STRIP
+        self._above = query.new_ones((side, side), dtype=torch.bool).triu_(1) if causal else None
 
     def head_chunks(self) -> Iterator[slice]:
         """Heads of a block; of one batch only where the mask tells heads or batches apart."""
@@ -83,26 +86,32 @@ class _Region:
             last = min(self.rows, first + self.block_rows)
             yield _Block(heads, slice(first, last), min(last, self.keys) if self.causal else self.keys)
 
-    def buffers(self, count: int) -> list[Tensor]:
-        """Memory of `count` blocks in one piece, which allocators keep rather than return to the system."""
+    def room(self, *names: str) -> dict[str, Tensor]:
+        """Memory of a block for each name, in one piece, which allocators keep rather than return to the system.
+
+        Results of products are left out where those come in memory of their own.
+        """
+        kept = [name for name in names if self.products.writes or name not in _OF_PRODUCTS]
         size = min(self.block_heads, self.batch * self.heads) * self.block_rows * self.keys
-        return list(self.query.new_empty(count * size).view(count, size).unbind())
+        pieces = self.query.new_empty(len(kept) * size).view(len(kept), size).unbind()
+        return dict(zip(kept, pieces, strict=True))
 
-    def weights(self, block: _Block, scores: Tensor, weights: Tensor, bounded: Tensor | None = None) -> Tensor:
-        """The softmax of a block in the memory of `weights`; that of `scores` is used on the way.
+    def weights(self, block: _Block, room: Mapping[str, Tensor]) -> Tensor:
+        """The softmax of a block in the room for 'weights'; that for 'scores' is used on the way.
 
-        `bounded` gets the hyperbolic tangent of the scores, where there is a softcap.
+        The room for 'bounded' gets the hyperbolic tangent of the scores, where there is a softcap.
         """
         shape = (block.heads.stop - block.heads.start, block.queries.stop - block.queries.start, block.keys)
-        scores, weights = _shaped(scores, shape), _shaped(weights, shape)
         key = self.key[block.heads, : block.keys].transpose(1, 2)
-        torch.baddbmm(scores, self.query[block.heads, block.queries], key, beta=0, alpha=self.scale, out=scores)
+        into = _shaped(room.get("scores"), shape)
+        scores = self.products.matmul(self.query[block.heads, block.queries], key, into, self.scale)
         if self.softcap:
-            bounded = scores if bounded is None else _shaped(bounded, shape)
+            bounded = _shaped(room.get("bounded"), shape)
+            bounded = scores if bounded is None else bounded
             torch.mul(torch.tanh(scores, out=bounded), self.softcap, out=scores)
         if self._above is not None and block.queries.start < block.keys:
             _hide(scores[:, :, block.queries.start :], self._above)
-        mask = self._masking(block)
+        mask, weights = self._masking(block), room["weights"][: scores.numel()].view(shape)
         if mask is None or mask.dtype == torch.bool:
             if mask is not None:
                 scores.masked_fill_(mask.logical_not(), float("-inf"))
@@ -129,11 +138,11 @@ def _forward(
 ) -> Tensor:  # fmt: skip
     region = _Region(query, key, value, attn_mask, is_causal, scale, softcap)
     out = query.new_empty((query.shape[0] * query.shape[1], query.shape[2], value.shape[3]))
-    scores, weights = region.buffers(2)
+    room = region.room("scores", "weights")
     for heads in region.head_chunks():
         for block in region.blocks(heads):
-            made = region.weights(block, scores, weights)
-            torch.bmm(made, region.value[heads, : block.keys], out=out[heads, block.queries])
+            made = region.weights(block, room)
+            _into(out[heads, block.queries], region.products.matmul, made, region.value[heads, : block.keys])
     return out.view(*query.shape[:3], value.shape[3])
 
 
@@ -146,9 +155,9 @@ def _backward(
     grads = [
         torch.empty_like(t, memory_format=torch.contiguous_format) for t in (region.query, region.key, region.value)
     ]
-    buffers = region.buffers(5 if softcap else 4)
+    room = region.room("scores", "weights", "passed", "inner", *(("bounded",) if softcap else ()))
     for heads in region.head_chunks():
-        _head_gradients(region, grad, grads, heads, buffers)
+        _head_gradients(region, grad, grads, heads, room)
     shaped = [grads[0].view(query.shape)]
     for made, like in zip(grads[1:], (key, value), strict=True):
         split = made.view(*like.shape[:2], region.groups, *like.shape[2:])
@@ -156,31 +165,47 @@ def _backward(
     return shaped[0], shaped[1], shaped[2]
 
 
-def _head_gradients(region: _Region, grad: Tensor, grads: list[Tensor], heads: slice, buffers: list[Tensor]) -> None:
+def _head_gradients(
+    region: _Region, grad: Tensor, grads: list[Tensor], heads: slice, room: Mapping[str, Tensor]
+) -> None:
     """Gradients of some heads: those of k and v are summed over the blocks in float32."""
-    query, key, value = region.query, region.key, region.value
+    query, key, value, matmul = region.query, region.key, region.value, region.products.matmul
     wide = torch.promote_types(query.dtype, torch.float32)
     of_key, of_value = (torch.zeros_like(t[heads], dtype=wide) for t in (key, value))
     for block in region.blocks(heads):
         own, seen = (heads, block.queries), (heads, slice(block.keys))
-        weights = region.weights(block, buffers[0], buffers[1], buffers[4] if region.softcap else None)
-        passed, inner = (_shaped(buffer, weights.shape) for buffer in buffers[2:4])
-        torch.bmm(grad[own], value[seen].transpose(1, 2), out=passed)
+        weights = region.weights(block, room)
+        passed = matmul(grad[own], value[seen].transpose(1, 2), _shaped(room.get("passed"), weights.shape))
+        inner = room["inner"][: weights.numel()].view(weights.shape)
         torch._softmax_backward_data(passed, weights, -1, weights.dtype, grad_input=inner)
         if region.softcap:
-            bounded = _shaped(buffers[4], weights.shape)
+            bounded = room["bounded"][: weights.numel()].view(weights.shape)
             inner = torch.ops.aten.tanh_backward.grad_input(inner, bounded, grad_input=passed).mul_(region.softcap)
-        out = grads[0][own]
-        torch.baddbmm(out, inner, key[seen], beta=0, alpha=region.scale, out=out)
-        of_key[:, : block.keys].add_(torch.bmm(inner.transpose(1, 2), query[own]), alpha=region.scale)
-        of_value[:, : block.keys].add_(torch.bmm(weights.transpose(1, 2), grad[own]))
+        _into(grads[0][own], matmul, inner, key[seen], region.scale)
+        of_key[:, : block.keys].add_(matmul(inner.transpose(1, 2), query[own]), alpha=region.scale)
+        of_value[:, : block.keys].add_(matmul(weights.transpose(1, 2), grad[own]))
     grads[1][heads] = of_key
     grads[2][heads] = of_value
 
 
+def _into(out: Tensor, matmul: Callable[..., Tensor], left: Tensor, right: Tensor, scale: float = 1.0) -> None:
+    """scale · left right in the memory of `out`."""
+    made = matmul(left, right, out, scale)
+    if made is not out:
+        out.copy_(made)
+
+
 def _hide(scores: Tensor, above: Tensor) -> None:
-    """Minus infinity above the diagonal: filled where a strip of rows sees nothing, masked on the diagonal only."""
+    """Minus infinity above the diagonal.
+
+    Of several heads, filled where a strip of rows sees nothing, and masked on the diagonal only; that many small calls
+    take longer than masking the whole corner of one head.
+    """
     rows, keys = scores.shape[1:]
+    if rows <= len(above):
+        corner = scores[:, :, :rows]
+        torch.where(above[:rows, : corner.shape[2]], scores.new_full((), float("-inf")), corner, out=corner)
+        return
     for first in range(0, min(rows, keys), _STRIP):
         last = first + _STRIP
         scores[:, first:last, last:].fill_(float("-inf"))
@@ -194,8 +219,8 @@ def _repeated(tensor: Tensor, groups: int) -> Tensor:
     return tensor.reshape(-1, *tensor.shape[2:])
 
 
-def _shaped(buffer: Tensor, shape: Any) -> Tensor:
-    return buffer[: shape[0] * shape[1] * shape[2]].view(shape)
+def _shaped(buffer: Tensor | None, shape: Any) -> Tensor | None:
+    return None if buffer is None else buffer[: math.prod(shape)].view(shape)
 
 
 def _fake(

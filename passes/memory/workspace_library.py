@@ -189,6 +189,6 @@ _REDUCED = frozenset((*(name for name in RULES if "attention" in name), "mm", "a
 
 def is_library(call: Call) -> bool:
     """Whether only running the operator on this processor tells its workspace."""
-    if call.name in _CONVOLUTIONS or call.name.startswith(("mkldnn.", "onednn.", "mkl.")):
+    if call.name in _CONVOLUTIONS or call.name.startswith(("mkldnn.", "onednn.", "mkl.", "optpass.")):
         return True
     return call.name in _REDUCED and any(t.dtype in _HALF for _, t in call.tensors())

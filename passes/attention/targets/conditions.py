@@ -14,6 +14,7 @@ from typing import Any
 
 from optpass.errors import ConfigError
 from optpass.passes.attention.problem import Problem
+from optpass.passes.attention.products import slow_library
 
 _SM = re.compile(r"sm_(\d+)(\d)[a-z]?")
 
@@ -71,6 +72,7 @@ CONDITIONS: Mapping[str, Callable[[Situation, Any], bool]] = MappingProxyType(
         "capability_above": _capability(lambda has, limit: has > limit),
         "cudnn_below": lambda at, limit: at.cudnn is None or at.cudnn < limit,
         "cudnn_within": lambda at, limits: at.cudnn is None or limits[0] <= at.cudnn <= limits[1],
+        "slow_library": lambda at, wanted: slow_library() is wanted,
         "dtype": lambda at, names: at.dtype in names,
         "training": lambda at, wanted: at.problem.training is wanted,
         "mask": lambda at, kinds: at.problem.mask in kinds,

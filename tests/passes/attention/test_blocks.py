@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import optpass
 from optpass.backend.measured_attention import measure
-from optpass.passes.attention import blocks, gate
+from optpass.passes.attention import blocks, gate, products
 from optpass.passes.attention.blocks import OPERATOR, attention_in_blocks
 from optpass.passes.attention.gate import Verdict
 from optpass.passes.attention.problem import Problem
@@ -37,47 +38,72 @@ def drawn(rng: random.Random, kind: str, dtype: torch.dtype) -> tuple[list[Tenso
     return operands, mask
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(8))
-def test_values_and_gradients(kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = random.Random(random.randrange(2**30))
-    monkeypatch.setattr(blocks, "_SCORES", rng.choice((1 << 20, 1 << 12, 1 << 8, 1)))
-    monkeypatch.setattr(blocks, "_CAUSAL_ROWS", rng.choice((256, 16, 5)))
-    monkeypatch.setattr(blocks, "_STRIP", rng.choice((32, 4)))
-    operands, mask = drawn(rng, kind, torch.float64)
-    out = attention_in_blocks(*operands, mask, kind == "causal", 0.3)
-    q, k, v = operands
-    wanted = F.scaled_dot_product_attention(q, k, v, mask, 0.0, kind == "causal", scale=0.3, enable_gqa=True)
-    torch.testing.assert_close(out, wanted)
-    grad = torch.randn_like(out)
-    torch.testing.assert_close(
-        torch.autograd.grad(out, operands, grad), torch.autograd.grad(wanted, operands, grad), rtol=1e-9, atol=1e-11
-    )
+@pytest.fixture(params=["library", "onednn"])
+def dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
+    """What the operator is run in, with small blocks of drawn sizes; oneDNN's products are float32's."""
+    used = products.LIBRARY if request.param == "library" else products.ONEDNN
+    least, scores = random.choice((1, 16, 128)), random.choice((1 << 20, 1 << 12, 1 << 8, 1))
+    used = replace(used, least_rows=least, scores=scores, one_head=used.one_head or random.random() < 0.5)
+    monkeypatch.setattr(blocks, "products", lambda query, keys: used)
+    monkeypatch.setattr(blocks, "_CAUSAL_ROWS", random.choice((256, 16, 5)))
+    monkeypatch.setattr(blocks, "_STRIP", random.choice((32, 4)))
+    return torch.float64 if used.writes else torch.float32
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(4))
-def test_softcap_values_and_gradients(kind: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def written_out(
+    operands: Sequence[Tensor], mask: Tensor | None, causal: bool, scale: float, cap: float = 0.0
+) -> Tensor:
     """The scores are capped before they are masked."""
-    rng = random.Random(random.randrange(2**30))
-    monkeypatch.setattr(blocks, "_SCORES", rng.choice((1 << 20, 1 << 8, 1)))
-    monkeypatch.setattr(blocks, "_CAUSAL_ROWS", rng.choice((256, 5)))
-    operands, mask = drawn(rng, kind, torch.float64)
-    cap = rng.choice((2.0, -1.5))
-    out = attention_in_blocks(*operands, mask, kind == "causal", 0.7, cap)
     q, k, v = operands
     groups = q.shape[1] // k.shape[1]
-    scores = cap * torch.tanh(0.7 * q @ k.repeat_interleave(groups, 1).mT)
-    if kind == "causal":
+    scores = scale * q @ k.repeat_interleave(groups, 1).mT
+    scores = cap * torch.tanh(scores) if cap else scores
+    if causal:
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
     elif mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf")) if kind == "bool" else scores + mask
-    wanted = scores.softmax(-1) @ v.repeat_interleave(groups, 1)
-    torch.testing.assert_close(out, wanted)
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    return scores.softmax(-1) @ v.repeat_interleave(groups, 1)
+
+
+@pytest.mark.parametrize("cap", [0.0, 2.0, -1.5])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("repeat", range(4))
+def test_values_and_gradients(kind: str, cap: float, repeat: int, dtype: torch.dtype) -> None:
+    operands, mask = drawn(random.Random(random.getrandbits(32)), kind, dtype)
+    scale = random.choice((0.3, 1.0))
+    exact = [t.detach().double().requires_grad_() for t in operands]
+    out = attention_in_blocks(*operands, mask, kind == "causal", scale, cap)
+    wanted = written_out(exact, mask, kind == "causal", scale, cap)
     grad = torch.randn_like(out)
-    torch.testing.assert_close(
-        torch.autograd.grad(out, operands, grad), torch.autograd.grad(wanted, operands, grad), rtol=1e-9, atol=1e-11
-    )
+    found = (out, *torch.autograd.grad(out, operands, grad))
+    for made, right in zip(found, (wanted, *torch.autograd.grad(wanted, exact, grad.double())), strict=True):
+        error = (made.double() - right).abs().max() / right.abs().max().clamp(min=1)
+        assert error <= (1e-12 if dtype == torch.float64 else 1e-5)
+
+
+def test_float32_goes_to_the_library_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never where oneDNN is switched off, nor for what it does not multiply."""
+    monkeypatch.setattr(products, "slow_library", lambda: True)
+    query = torch.randn(256, 8)
+    assert products.products(query, 256) is products.ONEDNN
+    assert products.products(query, 64) is products.LIBRARY  # many small calls
+    assert products.products(query.double(), 256) is products.LIBRARY
+    assert products.products(query[:, :0], 256) is products.LIBRARY
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert products.products(query, 256) is products.LIBRARY
+    monkeypatch.setattr(products, "slow_library", lambda: False)
+    assert products.products(query, 256) is products.LIBRARY
+
+
+@pytest.mark.parametrize(
+    ("cpu", "vector", "slow"),
+    [("AMD EPYC 9", "AVX512", True), ("Intel Xeon", "AVX512", False), ("AMD EPYC 7", "AVX2", False)],
+)
+def test_where_the_library_is_slow(cpu: str, vector: str, slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "cpu_model", lambda: cpu)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: vector)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    assert products.slow_library.__wrapped__() is slow
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,11 +12,13 @@ from torch import fx
 
 from optpass.backend.memory.measure import measure_peak, storage_bytes
 from optpass.backend.memory.probe import library_workspace
+from optpass.passes.attention.blocks import OPERATOR
 from optpass.passes.memory.workspace import op_workspace, retained_bytes, workspace_bytes
 
 aten: Any = torch.ops.aten
 #: Scalars that are wrapped into tensors are left out of the formulas.
 SCALARS = 16
+BACKWARD: Any = torch.ops.optpass.attention_in_blocks_backward.default
 
 Case = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
@@ -210,6 +212,17 @@ def test_what_only_the_library_knows_is_asked_of_it() -> None:
     aten.mm(*halves[1])
     inside, out = measured(halves)
     assert op_workspace(*halves, out, library=library_workspace) == inside
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_in_blocks_is_asked_for_the_room_of_its_blocks(dtype: torch.dtype, causal: bool) -> None:
+    q, k, v, grad = (torch.randn(1, 2, 300, 16, dtype=dtype) for _ in range(4))
+    for operands, target in (((q, k, v), OPERATOR), ((grad, q, k, v), BACKWARD)):
+        case: Case = (target, (*operands, None, causal, 0.5), {})
+        target(*case[1])
+        inside, out = measured(case)
+        assert op_workspace(*case, out, library=library_workspace) == inside > 0
 
 
 def test_a_node_is_asked_by_its_metadata() -> None:

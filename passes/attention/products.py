@@ -1,0 +1,105 @@
+"""Batched products for attention in blocks, by the library that multiplies faster on the processor at hand.
+
+PyTorch hands float32 products on a CPU to its BLAS. That is MKL on x86, whose AVX-512 code runs on Intel's processors
+only: on others with AVX-512 oneDNN, which PyTorch carries for other dtypes, is more than twice as fast. What a block
+holds and when it is computed is `blocks`' business.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor
+
+from optpass.reporting.environment import cpu_model
+
+#: Scores of a head from which a call for each head pays: 128 x 128 are slower by 1.3, 256 x 256 faster by 1.2.
+_SCORES_OF_A_CALL: Final = 1 << 15
+
+
+class Products(Protocol):
+    """How a block's products are computed, and the sizes of blocks that suit it.
+
+    Attributes:
+        scores: of a block for each thread.
+        least_rows: queries of a block.
+        one_head: blocks of a single head suit it best.
+        writes: it writes to memory that it is given.
+    """
+
+    @property
+    def scores(self) -> int: ...
+    @property
+    def least_rows(self) -> int: ...
+    @property
+    def one_head(self) -> bool: ...
+    @property
+    def writes(self) -> bool: ...
+
+    def matmul(self, left: Tensor, right: Tensor, out: Tensor | None = None, scale: float = 1.0) -> Tensor:
+        """scale · left right: [heads, m, k], [heads, k, n] -> [heads, m, n], in the memory of `out` if it `writes`."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """PyTorch's own products. A block's scores and weights have 4 MiB in bfloat16, a core's part of its caches."""
+
+    scores: int = 1 << 20
+    least_rows: int = 16
+    one_head: bool = False
+    writes: bool = True
+
+    def matmul(self, left: Tensor, right: Tensor, out: Tensor | None = None, scale: float = 1.0) -> Tensor:
+        if out is None:
+            out = left.new_empty((left.shape[0], left.shape[1], right.shape[2]))
+        return torch.baddbmm(out, left, right, beta=0, alpha=scale, out=out)
+
+
+@dataclass(frozen=True)
+class OneDnn:
+    """oneDNN's, of one head at a time, in float32. Each call lays its right operand out anew: rows make up for it."""
+
+    scores: int = 1 << 19
+    least_rows: int = 128
+    one_head: bool = True
+    writes: bool = False
+
+    def matmul(self, left: Tensor, right: Tensor, out: Tensor | None = None, scale: float = 1.0) -> Tensor:
+        first = scale != 1.0 and left.shape[2] <= right.shape[2]  # what is smaller is scaled
+        made = [_linear(a * scale if first else a, b.t()) for a, b in zip(left, right, strict=True)]
+        if scale != 1.0 and not first:
+            for one in made:
+                one.mul_(scale)
+        return made[0][None] if len(made) == 1 else torch.stack(made)
+
+
+LIBRARY: Final = Library()
+ONEDNN: Final = OneDnn()
+
+
+def products(query: Tensor, keys: int) -> Products:
+    """What multiplies the fastest for queries [..., queries, depth] and so many keys."""
+    suits = query.dtype == torch.float32 and query.shape[-2] * keys >= _SCORES_OF_A_CALL and query.shape[-1] > 0
+    return ONEDNN if suits and bool(torch.backends.mkldnn.enabled) and slow_library() else LIBRARY
+
+
+@functools.cache
+def slow_library() -> bool:
+    """Whether float32 products of PyTorch leave half of this processor unused, and another library is at hand."""
+    return (
+        torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+        and "intel" not in cpu_model().lower()
+        and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call, unused-ignore]
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call, unused-ignore]
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
+
+
+def _linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x weightᵀ: [m, k], [n, k] -> [m, n]; the operator that Inductor calls for linear layers."""
+    made: Any = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+    found: Tensor = made
+    return found
