@@ -62,10 +62,10 @@ class _Region:
         self.batch, self.heads, self.rows, self.depth = query.shape
         self.keys = key.shape[2]
         self.groups = self.heads // key.shape[1]
-        self.query = query.reshape(-1, self.rows, self.depth)
-        self.key, self.value = (_repeated(t, self.groups) for t in (key, value))
-        self.mask, self.causal, self.scale, self.softcap = mask, causal, scale, softcap
         self.products = products(query, self.keys)
+        self.query = self.products.laid_out(query.reshape(-1, self.rows, self.depth))
+        self.key, self.value = (self.products.laid_out(_repeated(t, self.groups)) for t in (key, value))
+        self.mask, self.causal, self.scale, self.softcap = mask, causal, scale, softcap
         per_block = self.products.scores * torch.get_num_threads()
         rows = max(self.products.least_rows, per_block // max(1, self.keys))
         self.block_rows = min(self.rows, rows, _CAUSAL_ROWS) if causal else min(self.rows, rows)
@@ -151,7 +151,7 @@ def _backward(
     scale: float = 1.0, softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     region = _Region(query, key, value, attn_mask, is_causal, scale, softcap)
-    grad = grad.reshape(-1, *grad.shape[2:])
+    grad = region.products.laid_out(grad.reshape(-1, *grad.shape[2:]))
     grads = [
         torch.empty_like(t, memory_format=torch.contiguous_format) for t in (region.query, region.key, region.value)
     ]

@@ -39,6 +39,9 @@ class Products(Protocol):
     @property
     def writes(self) -> bool: ...
 
+    def laid_out(self, operand: Tensor) -> Tensor:
+        """An operand [heads, rows, columns] of which slices are multiplied many times, as that is done the fastest."""
+
     def matmul(self, left: Tensor, right: Tensor, out: Tensor | None = None, scale: float = 1.0) -> Tensor:
         """scale · left right: [heads, m, k], [heads, k, n] -> [heads, m, n], in the memory of `out` if it `writes`."""
 
@@ -52,6 +55,9 @@ class Library:
     one_head: bool = False
     writes: bool = True
 
+    def laid_out(self, operand: Tensor) -> Tensor:
+        return operand
+
     def matmul(self, left: Tensor, right: Tensor, out: Tensor | None = None, scale: float = 1.0) -> Tensor:
         if out is None:
             out = left.new_empty((left.shape[0], left.shape[1], right.shape[2]))
@@ -60,16 +66,24 @@ class Library:
 
 @dataclass(frozen=True)
 class OneDnn:
-    """oneDNN's, of one head at a time, in float32. Each call lays its right operand out anew: rows make up for it."""
+    """oneDNN's, of one head at a time, in float32. Each call lays its right operand out anew: rows make up for it.
+
+    Matrices with gaps between their rows or columns would be multiplied by a reference implementation, a hundred times
+    slower: they are copied.
+    """
 
     scores: int = 1 << 19
     least_rows: int = 128
     one_head: bool = True
     writes: bool = False
 
+    def laid_out(self, operand: Tensor) -> Tensor:
+        return operand.contiguous()
+
     def matmul(self, left: Tensor, right: Tensor, out: Tensor | None = None, scale: float = 1.0) -> Tensor:
         first = scale != 1.0 and left.shape[2] <= right.shape[2]  # what is smaller is scaled
-        made = [_linear(a * scale if first else a, b.t()) for a, b in zip(left, right, strict=True)]
+        pairs = [(_dense(a), _dense(b)) for a, b in zip(left, right, strict=True)]
+        made = [_linear(a * scale if first else a, b.t()) for a, b in pairs]
         if scale != 1.0 and not first:
             for one in made:
                 one.mul_(scale)
@@ -96,6 +110,10 @@ def slow_library() -> bool:
         and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call, unused-ignore]
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
+
+
+def _dense(matrix: Tensor) -> Tensor:
+    return matrix if matrix.is_contiguous() or matrix.t().is_contiguous() else matrix.contiguous()
 
 
 def _linear(x: Tensor, weight: Tensor) -> Tensor:

@@ -81,6 +81,18 @@ def test_values_and_gradients(kind: str, cap: float, repeat: int, dtype: torch.d
         assert error <= (1e-12 if dtype == torch.float64 else 1e-5)
 
 
+def test_onednn_is_given_no_matrix_with_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would multiply those a hundred times slower."""
+    linear, given = products._linear, list[Tensor]()
+    monkeypatch.setattr(products, "_linear", lambda x, weight: given.extend((x, weight)) or linear(x, weight))
+    monkeypatch.setattr(blocks, "products", lambda query, keys: products.ONEDNN)
+    qkv = torch.randn(2, 300, 3 * 32, requires_grad=True)
+    q, k, v = (t.view(2, 300, 4, 8).transpose(1, 2) for t in qkv.split(32, 2))
+    for mask, causal in ((None, True), (None, False), (torch.randn(300, 300), False)):
+        attention_in_blocks(q, k, v, mask, causal, 0.5).sum().backward()
+    assert given and all(t.is_contiguous() or t.t().is_contiguous() for t in given)
+
+
 def test_float32_goes_to_the_library_that_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Never where oneDNN is switched off, nor for what it does not multiply."""
     monkeypatch.setattr(products, "slow_library", lambda: True)
