@@ -19,10 +19,13 @@ from optpass.backend.contents import Contents
 from optpass.backend.device import fingerprint, spec_for
 from optpass.backend.identity import identity
 from optpass.backend.memory import attach
+from optpass.backend.memory.filing import record_of
 from optpass.backend.memory.growth import Growth
 from optpass.backend.memory.planned import Case, Planned
 from optpass.backend.memory.step import StepTensors, has_gradients
+from optpass.backend.memory.together import STEPS
 from optpass.backend.session import SESSIONS, Session, Timed
+from optpass.errors import BudgetInfeasibleError
 from optpass.options import Options, resolve
 from optpass.passes.registry import selected
 from optpass.reporting import store
@@ -77,8 +80,9 @@ def _compile(
     tensors, dynamic = StepTensors.of(gm, example_inputs), Growth.of(gm, example_inputs)
     case = Case(has_gradients(tensors)) if case is None else case
     memory, without_effect = attach.partitioner_of(
-        gm, tensors, resolved, spec, serving, gradients=case.gradients, share=case.share
-    )
+        gm, tensors, resolved, spec, serving, gradients=case.gradients, share=case.share,
+        tail=None if case.like is None else case.like.tail(),
+    )  # fmt: skip
     uuid = attach.identity_of(identity(resolved, passes, fingerprint(resolved, spec)), memory)
     exit_report.register(resolved)
     STANDING.ask(resolved.audit)
@@ -103,11 +107,15 @@ def _compile(
         session.hooks.partition, session.hooks.lowered = memory, memory.lowered
         memory.patches = inner.own_patches(resolved, mode)
     guards = session.before_autograd(gm, contents)
-    with inner.cache_outcome(session.record):
-        compiled = inner.compile_with(serving, gm, example_inputs, resolved, mode, session.hooks)
+    try:
+        with inner.cache_outcome(session.record):
+            compiled = inner.compile_with(serving, gm, example_inputs, resolved, mode, session.hooks)
+    except BudgetInfeasibleError:
+        STEPS.forget()
+        raise
     session.after_compile()
     if memory is not None:
-        session.file(attach.record_of(memory))
+        session.file(record_of(memory))
         again = functools.partial(_compile_again, contents.original(), f"graph_{session.record.id}", resolved, mode)
         compiled = Planned(compiled, case, again, tensors, memory, resolved, session.supersede, dynamic)
     if guards:

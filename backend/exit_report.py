@@ -14,6 +14,7 @@ from concurrent.futures import process as _process  # noqa: F401
 from concurrent.futures import thread as _thread  # noqa: F401
 from pathlib import Path
 
+import optpass
 from optpass.backend import compat
 from optpass.errors import ConfigError, OptPassError
 from optpass.options import Options
@@ -40,14 +41,12 @@ class _AtExit:
 
     def write(self) -> None:
         """Write every path, once; a failure is one line on standard error, never a traceback at exit."""
-        from optpass.backend.reporting import build_report
-
         if self.pid != os.getpid():
             return
         paths, self.paths = self.paths, {}
         for path in paths:
-            try:
-                store.write_merged(build_report(), Path(path))
+            try:  # what a user's own call gives: with what to do about each graph break
+                store.write_merged(optpass.report(), Path(path))
             except OptPassError as error:
                 print(f"optpass: error: {error}", file=sys.stderr)
 

@@ -77,7 +77,7 @@ def measure(model_type: str, seed: int = 0, cases: Sequence[str] | None = None) 
             if cases is not None and name not in cases:
                 continue
             try:
-                found[name] = _guarded(run, exact.model, inputs)
+                found[name] = _guarded(run, exact.model.train(name.startswith("training")), inputs)
             except BenchError as error:
                 skipped[name] = str(error)
     if skipped and not found:

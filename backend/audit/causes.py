@@ -12,6 +12,7 @@ Precedence, from the first that fits:
 from __future__ import annotations
 
 import enum
+import inspect
 import re
 from typing import Any
 
@@ -28,6 +29,7 @@ _TYPE = re.compile(r"type=<(?:class|enum) '(?P<name>[^']+)'>")
 _SAME = re.compile(r"[LG]\[.* is [LG]\[.*")
 #: Where `mark_dynamic` and its kin note what they were told; before torch 2.13 that it is not there is guarded plainly.
 _MARK = re.compile(r"'(?P<name>_dynamo_\w+_(?:indices|range))'")
+_CONTAINS = re.compile(r"not ___dict_contains\('(?P<name>[^']+)', ")
 _OBJECT_ID = re.compile(r"___check_obj_id\(.*, (?P<id>\d+)\), type=")
 _TENSOR: dict[str, Cause] = {
     "size": "shape", "dim": "shape", "stride": "stride", "dtype": "dtype", "device": "device",
@@ -189,6 +191,19 @@ class Judge(Containers):
         choice = isinstance(value, enum.Enum)
         library = self.of_torch(source)
         return Finding(cause, text, before, after, text, replaced=replaced, choice=choice, library=library)
+
+    def membership(self, failure: Failure) -> Finding:
+        """A key that is or is not there; an attribute that hides its class's since is a value that has changed."""
+        owner, key = failure.source.removesuffix(".__dict__"), _CONTAINS.match(failure.code)
+        holder = self.value(owner) if owner != failure.source and key is not None else None
+        before = inspect.getattr_static(type(holder), key["name"], GONE) if key is not None else GONE
+        after = vars(holder).get(key["name"], GONE) if key is not None and hasattr(holder, "__dict__") else GONE
+        if key is None or before is GONE or after is GONE or hasattr(before, "__get__"):
+            return super().membership(failure)
+        text = f"{self.text(owner)}.{key['name']}"
+        told = describe(before)
+        cause: Cause = "module attribute" if isinstance(holder, torch.nn.Module) else _of_text(told, after)
+        return Finding(cause, text, told, describe(after), text, library=self.of_torch(f"{owner}.{key['name']}"))
 
     def of_torch(self, source: str) -> bool:
         """Whether it is an attribute of a module whose class torch defines: what it does with it is not the user's."""

@@ -23,6 +23,7 @@ class _Entry:
     graphs: int = 0
     compiles: int = 0
     broken: bool = False
+    eager: bool = False
     compile_s: float = 0.0
     ops: dict[int, int] = field(default_factory=dict)
     guards: dict[int, float] = field(default_factory=dict)
@@ -47,7 +48,10 @@ class FunctionCollector:
         """Count a frame that was compiled, or that broke."""
         code, origin = event.code, event.origin
         broken = any(raw.stack for raw in event.breaks)  # without a stack: a generator, run by eager code
-        if code is None or origin is None or not (event.compiled or broken):
+        if code is None or origin is None:
+            return
+        if not (event.compiled or broken):
+            self._left_alone(origin)
             return
         with self._lock:
             entry = self._entry(origin)
@@ -64,13 +68,26 @@ class FunctionCollector:
             if self._observe:
                 self._ask()
 
+    def _left_alone(self, origin: types.CodeType) -> None:
+        """Dynamo compiles nothing of it: if it is what was given to torch.compile, its calls run eager from here on."""
+        with self._lock:
+            entry = self._entries.get(_key(origin))
+            if entry is not None and entry.tally.graphs is not None:
+                entry.eager = True
+                self._ask()
+
     def tally(self, code: types.CodeType) -> Tally:
         """Where calls of a function are counted."""
         with self._lock:
             entry = self._entry(code)
             if self._observe:
+                entry.tally.graphs = self._known_graphs
                 self._ask()
             return entry.tally
+
+    def _known_graphs(self) -> tuple[Graph, ...]:
+        with self._lock:
+            return tuple(self._graphs.values())
 
     def knows(self, file: str, line: int | None) -> bool:
         """Whether a function that begins there was compiled."""
@@ -99,11 +116,9 @@ class FunctionCollector:
 
     def _ask(self) -> None:
         """Ask for one call of each function that calls run through, if anything is broken that they may reach."""
-        if any(entry.broken for entry in self._entries.values()):
-            every = tuple(self._graphs.values())
+        if any(entry.broken or entry.eager for entry in self._entries.values()):
             for entry in self._entries.values():
-                if entry.tally.observed is None:
-                    entry.tally.wanted = every or (Graph({}, "", 0),)
+                entry.tally.wanted = entry.tally.observed is None and entry.tally.graphs is not None
 
 
 def _key(code: types.CodeType) -> Key:
@@ -116,7 +131,7 @@ def _record(entry: _Entry) -> FunctionRecord:
     file, line, function = shown.pop() if len(shown) == 1 else entry.key
     captured = sum(entry.ops.values())
     total = captured if entry.compiles and not entry.broken else None
-    observed = entry.tally.observed
+    observed = entry.tally.observed or entry.tally.observed_once
     if observed is not None:
         captured, total = observed.captured, observed.captured + observed.eager
     return FunctionRecord(

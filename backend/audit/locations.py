@@ -40,12 +40,18 @@ def names_of(call: dynamo.CompileCall) -> dict[str, str]:
     if wrapped is None:
         return _names_below_a_decorator(call)
     code = code_of(wrapped)
+    place, partials = "L['fn']", {}
+    while isinstance(wrapped, functools.partial):
+        partials[place], place, wrapped = wrapped, f"{place}.func", wrapped.func
     module = isinstance(getattr(wrapped, "__self__", wrapped), torch.nn.Module)
-    names = {"L['fn']": "self" if module else getattr(wrapped, "__name__", "fn"), "L['fn'].__self__": "self"}
+    names = {place: "self" if module else getattr(wrapped, "__name__", "fn"), f"{place}.__self__": "self"}
     if code is not None:
-        given = code.co_varnames[: code.co_argcount]
-        bound = int(module or inspect.ismethod(wrapped))
-        names |= {f"L['args'][{index}]": name for index, name in enumerate(given[bound:])}
+        left = code.co_varnames[int(module or inspect.ismethod(wrapped)) : code.co_argcount]
+        for place, made in reversed(partials.items()):  # the innermost one's come first
+            names |= {f"{place}.args[{index}]": name for index, name in enumerate(left[: len(made.args)])}
+            left = left[len(made.args) :]
+        names |= {f"L['args'][{index}]": name for index, name in enumerate(left)}
+    names |= {f"{place}.keywords[{key!r}]": key for place, made in partials.items() for key in made.keywords}
     keywords = call.local.get("kwargs")
     if isinstance(keywords, dict):
         names |= {f"L['kwargs'][{key!r}]": str(key) for key in keywords}

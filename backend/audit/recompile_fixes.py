@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from optpass.backend.audit import recompile_fixes_tensors as tensors
@@ -9,6 +10,9 @@ from optpass.backend.audit.buckets import buckets
 from optpass.backend.audit.findings import THREADS, Finding
 from optpass.backend.audit.recompile_fixes_tensors import Case
 from optpass.reporting.audit.model import Cause
+
+_TENSORS = ("Tensor", "Parameter")
+_CLASS = re.compile(r"^type\((.*)\)$")
 
 
 def advice(finding: Finding, values: Sequence[str], count: int, dynamic: bool | None, *, entry: bool = True) -> str:
@@ -120,10 +124,10 @@ def _attribute(case: Case) -> str:
     if _is_number(found.before) and not found.library:
         name = found.source.rpartition(".")[2]
         if name.isidentifier() and name != found.source:
-            owner = found.source.removesuffix(f".{name}")
+            owner = _CLASS.sub(r"\1", found.source.removesuffix(f".{name}"))  # an attribute of its class
             made = f"{owner}.register_buffer({name!r}, torch.tensor({found.before}))"
             return (
-                f"Make it a tensor: {made} in __init__, and change it in place with {found.source}.fill_(value): "
+                f"Make it a tensor: {made} in __init__, and change it in place with {owner}.{name}.fill_(value): "
                 f"{_made_for(case)}"
             )
         return f"Make {found.source} a tensor and change it in place: {_made_for(case)}"
@@ -166,8 +170,13 @@ def _identity(case: Case) -> str:
         return (
             f"Pass {found.source} the same way in every call: always one tensor for both, or always two (clone() it)."
         )
-    if found.before in ("Tensor", "Parameter") or found.after in ("Tensor", "Parameter"):
+    if found.before in _TENSORS and found.after in _TENSORS:
         return f"Pass {found.source} as one type throughout: detach() gives a plain tensor for a parameter."
+    if found.before in _TENSORS or found.after in _TENSORS:
+        return (
+            f"Pass {found.source} as one type throughout, torch.as_tensor({found.source}) or a Python number: a number "
+            "of numpy's counts as a tensor."
+        )
     return (
         f"Make the object once and reuse it: {found.source} is compared by identity or type. Create functions, "
         "lambdas, partials and modules outside of the loop that calls the compiled function."

@@ -33,8 +33,8 @@ class Recording:
 
     Args:
         user_roots: folders whose lines are the user's; None: see `places.Places`.
-        time_calls: time calls of compiled functions, and have torch's profiler watch one call of each where graphs
-            break, for the share of operations that graphs hold.
+        time_calls: time calls of compiled functions, and have torch's profiler watch calls of each where graphs
+            break, for the share of operations that graphs hold: the first, and then those up to one without a compile.
         backend: record only what is compiled with the backend of this name; None: everything.
     """
 

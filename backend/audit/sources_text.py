@@ -96,6 +96,8 @@ def is_source(node: ast.AST) -> bool:
                 node = inner
             case ast.Call(func=ast.Name(id=name), args=[inner]) if name in _TRANSPARENT:
                 node = inner
+            case ast.Call(func=inner, args=[], keywords=[]) if not isinstance(inner, ast.Attribute | ast.Name):
+                node = inner  # a weak reference's object
             case _:
                 return False
 
@@ -193,6 +195,8 @@ class _Writer:
         match called, arguments:
             case ast.Attribute(value=owner, attr=attribute), []:
                 return f"{self.write(owner)}.{attribute}()"
+            case ast.Subscript(), []:
+                return f"{self.write(called)}()"
             case ast.Name(id=name), [argument, *_] if name in _TRANSPARENT:
                 return self.write(argument)
             case ast.Name(id="___odict_getitem" | "___tuple_iterator_getitem"), [mapping, key]:

@@ -16,6 +16,7 @@ from optpass.backend.audit import calls, capture, halves
 from optpass.backend.audit.events import FrameEvent, GraphEvent, RawBreak
 from optpass.backend.audit.fallback import TraceReader
 from optpass.backend.audit.locations import code_of
+from optpass.backend.audit.observe import OBSERVER
 from optpass.backend.compat import audit as dynamo
 from optpass.backend.compat.hooks import Args, HookPoint, Kwargs, Watcher
 
@@ -56,6 +57,7 @@ class _Frames:
         event = FrameEvent(code, origin, dynamo.is_resume(code), dynamo.backend_name(args[0]))
         local.frames.append(event)
         self.watch.calls.local.started += 1
+        OBSERVER.rest()
         if self.watch.resting:
             self.watch.time_calls()
         local.modules = {}
@@ -67,10 +69,13 @@ class _Frames:
         frames = self.watch.local.frames
         while frames and frames.pop() is not event:
             pass
-        capture.finish(event, args[1], result, error)
-        if error is not None and dynamo.is_break(error) and not getattr(error, "logged", False):
-            event.breaks.append(capture.raw_break(error, self.watch.local.modules, args[0]))
-        self.watch.tell_frame(event)
+        try:
+            capture.finish(event, args[1], result, error)
+            if error is not None and dynamo.is_break(error) and not getattr(error, "logged", False):
+                event.breaks.append(capture.raw_break(error, self.watch.local.modules, args[0]))
+            self.watch.tell_frame(event)
+        finally:
+            self.watch.calls.compiled(event)
 
 
 class _Breaks:

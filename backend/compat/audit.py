@@ -226,23 +226,3 @@ def size_hint(size: Any) -> int | None:
     node = getattr(size, "node", None)
     hint = getattr(node, "hint", None)
     return int(hint) if isinstance(hint, (int, float)) else None
-
-
-def fast_marker(name: str) -> Any:
-    """A context that the profiler shows under `name`, entered without running Python code."""
-    make: Any = getattr(torch._C._profiler, "_RecordFunctionFast", None) or torch.autograd.profiler.record_function
-    return make(name)
-
-
-def operation_profiler() -> Any:
-    """A context whose `function_events` tell of this thread's operations; None where it would be in somebody's way.
-
-    The profiler of old: the present one writes to standard error when it starts, and there is one per process.
-    """
-    if torch.autograd.profiler._is_profiler_enabled:
-        return None
-    try:
-        from torch.autograd import profiler_legacy
-    except ImportError:
-        return None
-    return profiler_legacy.profile(enabled=True)  # type: ignore[no-untyped-call, unused-ignore]

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+#: Frames above a backward in which its caller's tensors are looked for; torch's own do not count.
+_CALLERS = 8
 #: Nodes that autograd puts between a compiled function and an output that is a view or an alias of another tensor.
 _BETWEEN = 4
 
@@ -93,6 +95,14 @@ def output_sizes(node: Any) -> list[tuple[int, int]]:
     return found
 
 
+def classes_of(node: Any) -> int:
+    """Size of the second dimension of what the operator behind a node returned, or of its first; 1 or more."""
+    for entry in getattr(node, "_input_metadata", ()) or ():
+        if len(entry.shape):
+            return max(1, int(entry.shape[min(1, len(entry.shape) - 1)]))
+    return 1
+
+
 def nodes_behind(tensors: Iterable[torch.Tensor]) -> list[Any]:
     """The nodes that made `tensors`."""
     return [t.grad_fn for t in tensors if t.grad_fn is not None]
@@ -112,6 +122,11 @@ def walk(start: Iterable[Any], stop: Callable[[Any], bool]) -> Iterator[Any]:
             stack.extend(n for n, _ in node.next_functions if n is not None)
 
 
+def order(node: Any) -> int:
+    """The place of a node among those that a thread made; a backward runs them from the last to the first."""
+    return int(node._sequence_nr())
+
+
 @dataclass(frozen=True)
 class RunningBackward:
     """The call of autograd that is under way.
@@ -119,10 +134,37 @@ class RunningBackward:
     Attributes:
         roots: nodes of the tensors whose backward was asked for.
         keeps: the graph is kept for another backward.
+        outer: roots of the backwards that it was asked for in, as a checkpoint does.
     """
 
     roots: Sequence[Any]
     keeps: bool
+    outer: tuple[Any, ...] = ()
+
+
+def tensors_of_callers() -> list[torch.Tensor]:
+    """Tensors that the functions which asked for the running backward hold in variables, or one container deep;
+    what is differentiated, too."""
+    frame: Any = sys._getframe()
+    asked = _frame_of(frame)
+    if asked is None:
+        for frame in list(sys._current_frames().values()):
+            asked = asked or _frame_of(frame)
+    roots = asked.f_locals.get("t_outputs", ()) if asked is not None else ()
+    found = {id(root): root for root in roots if isinstance(root, torch.Tensor)}
+    left = _CALLERS
+    while asked is not None and left:
+        if not str(asked.f_globals.get("__name__", "")).startswith("torch."):
+            left -= 1
+            read = [asked.f_globals.get(name) for name in asked.f_code.co_names]
+            for value in (*asked.f_locals.values(), *read):
+                values = value.values() if isinstance(value, dict) else value
+                for part in values if isinstance(value, (list, tuple, dict)) else (value,):
+                    if isinstance(part, torch.Tensor):
+                        found[id(part)] = part
+        asked = asked.f_back
+    del frame, asked
+    return list(found.values())
 
 
 def running_backward() -> RunningBackward | None:
@@ -140,12 +182,24 @@ def running_backward() -> RunningBackward | None:
 
 
 def _asked_for(frame: Any) -> RunningBackward | None:
-    while frame is not None:
-        if frame.f_code.co_name == "_engine_run_backward":
-            values = frame.f_locals
-            # A tensor, or an edge of the graph, which names its node otherwise.
-            roots = [getattr(t, "grad_fn", None) or getattr(t, "node", None) for t in values.get("t_outputs", ())]
-            rest = values.get("args", ())
-            return RunningBackward([node for node in roots if node is not None], bool(len(rest) > 1 and rest[1]))
+    asked = _frame_of(frame)
+    if asked is None:
+        return None
+    rest = asked.f_locals.get("args", ())
+    roots, outer = _roots(asked), []
+    while (asked := _frame_of(asked.f_back)) is not None:
+        outer += _roots(asked)
+    return RunningBackward(roots, bool(len(rest) > 1 and rest[1]), tuple(outer))
+
+
+def _roots(asked: Any) -> list[Any]:
+    """Of a tensor, or of an edge of the graph, which names its node otherwise."""
+    found = [getattr(t, "grad_fn", None) or getattr(t, "node", None) for t in asked.f_locals.get("t_outputs", ())]
+    return [node for node in found if node is not None]
+
+
+def _frame_of(frame: Any) -> Any:
+    """The innermost frame from `frame` on in which a backward was asked for."""
+    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
         frame = frame.f_back
-    return None
+    return frame

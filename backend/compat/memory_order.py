@@ -1,9 +1,9 @@
 """Inductor's order of kernels, and what it fuses, where memory is short: nothing waits for longer than it must.
 
 Inductor takes the best of four orders by its own estimate of the peak. Inside `tightened()` that order is handed to a
-better search; a product is not kept waiting for a sum that it could be fused with; and a buffer that nobody reads any
-more is not kept for a later kernel. Results are the same values, but for the rounding of such a sum. How an order is
-found is not decided here.
+better search; a product is not kept waiting for a sum that it could be fused with; a buffer that nobody reads any
+more is not kept for a later kernel; and kernels are merged where that takes no memory (`memory_fusion`). Results are
+the same values, but for the rounding of such a sum. How an order is found is not decided here.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from unittest import mock
 
 import torch
 from torch import fx
+
+from optpass.backend.compat.memory_fusion import kept_apart
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +61,7 @@ def tightened(improve: Improve | None) -> Iterator[None]:
                 mock.patch.object(memory, "reorder_for_peak_memory", _reordering(original, memory, improve))
             )
         stack.enter_context(_freed_at_once())
+        stack.enter_context(kept_apart())
         for entry in _sums_of_products():
             stack.enter_context(mock.patch.object(entry, "extra_check", _unless_it_waits(entry.extra_check)))
         yield

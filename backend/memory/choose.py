@@ -1,9 +1,8 @@
 """Which plan a budget gets: plans of the search are carried out and replayed until one fits and uses what it may.
 
-The search counts storages over the joint graph, which is exact where the graph is run as it stands; what Inductor
-generates needs other bytes, by a part that changes along the way from the unconstrained peak to the floor. Each replay
-is a point of that relation, and the next plan is asked for where a line between the nearest points says. How a plan is
-carried out is the partitioner's.
+The search counts storages over the joint graph, which is exact where the graph is run as it stands; of what Inductor
+generates it is a model, which is off by what kernels are merged and ordered otherwise. Each replay says by how much
+near one plan, and the next plan is asked for accordingly. How a plan is carried out is the partitioner's.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ ENOUGH = (0.98, 0.97, 0.95, 0.95, 0.0)
 IN_VAIN = 4
 #: The next plan is asked to use this part.
 AIM = 0.99
-#: What Inductor's generated code is taken to need of what the graphs as they stand do, until a replay says: at the
-#: unconstrained peak, where it fuses much, and at the floor.
-GENERATED_TOP, GENERATED_FLOOR = 0.75, 0.95
-#: Points that are nearer to each other than this part of the floor give no slope.
-NEARBY = 0.1
+#: Bytes that a replay needs less for each byte that is counted less, at most: what is nearer than that to a plan that
+#: does not fit is not tried.
+STEEP = 4.0
+#: And bytes that it needs more for each byte that is counted more, at least.
+FLAT = 0.7
 #: At the floor, plans whose peaks are so much larger by the search are carried out too: what Inductor makes of them
 #: may need less.
 NEAR_FLOOR = (1.0, 1.04)
@@ -103,6 +102,13 @@ class Chooser:
                 break
         return best
 
+    def better(self, trial: Trial) -> Trial:
+        """`trial`, which fits, or a faster plan that does."""
+        if self.held + trial.peak >= ENOUGH[0] * (self.held + self.room):
+            return trial
+        self.note(trial.timeline.peak, trial.peak)
+        return min((one for one in (trial, self.best()) if one is not None), key=_order)
+
     def smallest(self) -> Trial:
         """Of the plans near the floor the first that fits, else the one of the smallest peak.
 
@@ -117,9 +123,8 @@ class Chooser:
         return min(found, key=lambda trial: trial.peak)
 
     def _near_the_floor(self) -> Iterator[tuple[Timeline, bool]]:
-        for lean in (False, True) if self.lean else (False,):
-            for part in NEAR_FLOOR if self._generated else (1.0,):
-                yield self._at_most(int(self.search.floor * part)), lean
+        for part in NEAR_FLOOR if self._generated else (1.0,):
+            yield self._at_most(int(self.search.floor * part)), self.lean
 
     def _tried(self, timeline: Timeline, lean: bool = False) -> Trial:
         key = timeline.peak, timeline.recomputed_s, lean
@@ -146,29 +151,35 @@ class Chooser:
             return None
         least = self.search.floor if low is None else low.counted + 1
         most = self.search.unconstrained if high is None else high.counted - 1
-        for wanted in (self._between(low, high), (least + most) // 2, most):
+        aim = int((AIM if self._generated else 1.0) * (self.held + self.room)) - self.held
+        targets = (self._between(low, high, aim), self._between(low, high, self.room), (least + most) // 2, most)
+        for wanted in targets:
             timeline = self._at_most(min(max(wanted, least), most))
-            if timeline.peak >= least and not any(p.counted == timeline.peak for p in self._points):
+            tried = timeline.peak < least or any(p.counted == timeline.peak for p in self._points)
+            if not tried and self._may_fit(timeline.peak, low, high):
                 return timeline
         return None
 
-    def _between(self, low: _Point | None, high: _Point | None) -> int:
-        """What the search has to count for the budget to be used, by the nearest points; guesses where there are
-        none."""
-        top, floor = self.search.unconstrained, self.search.floor
-        at_top, at_floor = (GENERATED_TOP, GENERATED_FLOOR) if self._generated else (1.0, 1.0)
-        aim = int((AIM if self._generated else 1.0) * (self.held + self.room)) - self.held
-        start = _Point(floor, int(floor * at_floor))
-        if high is None and low is not None:  # on from what fits
-            run, rise = low.counted - start.counted, low.replayed - start.replayed
-            slope = rise / run if run > NEARBY * floor and rise > 0 else low.replayed / max(low.counted, 1)
-            return int(low.counted + (aim - low.replayed) / max(slope, 0.1))
-        left = low or start
-        right = high or _Point(top, int(top * at_top))
-        if right.counted <= left.counted or right.replayed <= max(left.replayed, aim):
-            return (left.counted + right.counted) // 2 if high is not None else right.counted
-        part = (max(aim, left.replayed) - left.replayed) / (right.replayed - left.replayed)
-        return int(left.counted + part * (right.counted - left.counted))
+    def _may_fit(self, counted: int, low: _Point | None, high: _Point | None) -> bool:
+        """Whether a plan is far enough from those that are known to be too large, or near enough to one that fits."""
+        if high is not None:
+            return high.replayed - (high.counted - counted) * STEEP <= self.room
+        return low is None or (counted - low.counted) * FLAT <= self.room - low.replayed
+
+    def _between(self, low: _Point | None, high: _Point | None, aim: int) -> int:
+        """What the search has to count for `aim` to be used: what the nearest replay needed more or less than was
+        counted, the next plan is taken to need too; between two, what a line between them says."""
+        if low is None or high is None:
+            nearest = low or high
+            if nearest is None:
+                return aim
+            wanted = nearest.counted + (aim - nearest.replayed)
+            near = wanted <= NEAR_FLOOR[-1] * self.search.floor
+            return self.search.floor if high is not None and near and self._generated else wanted
+        if high.replayed <= max(low.replayed, aim):
+            return (low.counted + high.counted) // 2
+        part = (max(aim, low.replayed) - low.replayed) / (high.replayed - low.replayed)
+        return int(low.counted + part * (high.counted - low.counted))
 
 
 def _order(trial: Trial) -> tuple[float, int]:

@@ -23,7 +23,7 @@ SAME_GRADIENT = ("AddBackward", "SumBackward")
 #: Tensors as large as the gradient that a node's backward allocates and releases inside itself
 #: (torch/csrc/autograd/FunctionsManual.cpp, derivatives.yaml); of one that is not known and saves tensors, `UNKNOWN`.
 TEMPORARIES = {
-    "PowBackward0": 2, "PowBackward1": 3, "SqrtBackward": 1, "RsqrtBackward": 2, "AbsBackward": 1, "VarBackward": 1,
+    "PowBackward0": 2, "PowBackward1": 3, "SqrtBackward": 1, "RsqrtBackward": 2, "AbsBackward": 1, "VarBackward": 2,
     "StdBackward": 1, "NormBackward": 1, "ClampBackward": 1, "ClampMin": 1, "ClampMax": 1, "MaxBackward": 1,
     "MinBackward": 1, "TopkBackward": 1, "SortBackward": 1, "L1Loss": 1, "KlDiv": 1, "WhereBackward": 1,
     "BinaryCrossEntropyWithLogits": 0, "BinaryCrossEntropy": 1,
@@ -34,12 +34,19 @@ TEMPORARIES = {
     "Embedding": 0, "Copy": 0, "Clone": 0, "IndexBackward": 0, "GatherBackward": 0,
 }  # fmt: skip
 #: The same of a quotient whose divisor needs a gradient, and of one whose divisor does not.
-QUOTIENT, FRACTION = 2, 0
+QUOTIENT, FRACTION = 3, 0
 UNKNOWN = 2
+#: Tensors as large as its input that an operator allocates and releases in the forward, beside its result.
+FORWARD_TEMPORARIES = {"MseLoss": 1, "SmoothL1Loss": 1, "HuberLoss": 1}
+#: Of an index of classes.
+INDEX_BYTES = 8
 #: What a node saves of its own result.
 OWN = ("_saved_result", "_saved_output", "_saved_out", "_saved_self_or_result")
 #: Saved tensors as large as the tensor that is differentiated, where the node does not differentiate them too.
 ALIKE = ("_saved_target", "_saved_other", "_saved_mask", "_saved_condition")
+
+
+Given = Callable[[int, bool], torch.dtype | None]
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,7 @@ class EagerLoss:
         held_bytes: what is held from its forward to its backward.
         backward_bytes: most that it holds at one time in its backward, the gradients of the outputs included.
         leaves: parameters that it reads.
+        kept_bytes: what its result holds until the step ends, beside a number.
         reads_outputs: its backward reads outputs of the compiled graph.
     """
 
@@ -59,6 +67,7 @@ class EagerLoss:
     backward_bytes: int = 0
     leaves: tuple[torch.Tensor, ...] = ()
     reads_outputs: bool = False
+    kept_bytes: int = 0
 
 
 def held_upstream(tensors: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -77,9 +86,61 @@ def held_upstream(tensors: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], 
     return saved, leaves
 
 
-def loss_of(roots: Iterable[Any], ours: Callable[[Any], bool]) -> EagerLoss:
-    """The eager operators between nodes that `ours` is true of and the `roots` of a backward that is running."""
-    walk = _Walk(ours)
+def pending(roots: Iterable[Any], now: Any) -> tuple[int, list[torch.Tensor]]:
+    """What a backward that has come to the node `now` holds for nodes that are still to run: bytes of gradients, and
+    the tensors that eager operators among them have saved.
+
+    A gradient waits where the node that it goes to has not run: for more of the same sum, or for its turn.
+    """
+    place = autograd.order(now)
+    waiting: dict[tuple[Any, int], int] = {}
+    saved: list[torch.Tensor] = []
+    awaited: set[Any] = {now}
+    for node in autograd.walk(roots, lambda node: False):
+        if autograd.leaf_of(node) is not None:
+            continue
+        to_run = node is now or autograd.order(node) < place
+        if to_run and node is not now and not autograd.is_compiled(node):
+            saved += autograd.saved_by_operator(node)
+            saved += autograd.saved_by_function(node)
+        for following, index in node.next_functions:
+            if following is None or following is now:
+                continue
+            if to_run:
+                awaited.add(following)
+            elif autograd.leaf_of(following) is not None or autograd.order(following) < place:
+                waiting[following, index] = _size_at(following, index)
+    settled = {node for node, _ in waiting if autograd.leaf_of(node) is not None and node not in awaited}
+    return sum(size for (node, _), size in waiting.items() if node not in settled), saved
+
+
+def held_in(roots: Iterable[Any]) -> list[torch.Tensor]:
+    """What the nodes of a backward have saved that has come to some node of it, as far as it is not released."""
+    saved: list[torch.Tensor] = []
+    for node in autograd.walk(roots, lambda node: False):
+        if not autograd.is_compiled(node) and autograd.leaf_of(node) is None:
+            saved += autograd.saved_by_operator(node)
+            saved += autograd.saved_by_function(node)
+    return saved
+
+
+def _size_at(node: Any, index: int) -> int:
+    """Bytes of the gradient that a node is given for its result `index`."""
+    leaf = autograd.leaf_of(node)
+    if leaf is not None:
+        return leaf.nbytes if leaf.layout == torch.strided else 0
+    sizes = autograd.output_sizes(node)
+    return sizes[index][1] if index < len(sizes) else 0
+
+
+def loss_of(roots: Iterable[Any], ours: Callable[[Any], bool], given: Given = lambda *_: None) -> EagerLoss:
+    """The eager operators between nodes that `ours` is true of and the `roots` of a backward that is running.
+
+    Args:
+        given: dtype of a tensor of so many elements, an index or not, that the caller holds (a target), which is then
+            taken to be the one that a node has saved, and counts elsewhere; None where there is none.
+    """
+    walk = _Walk(ours, given)
     for node in autograd.walk(roots, ours):
         walk.add(node)
     return walk.measured()
@@ -90,6 +151,8 @@ class _Walk:
     """Liveness of one eager part: nodes in the order in which they ran, then the other way round."""
 
     ours: Callable[[Any], bool]
+    given: Given
+    cast: set[int] = field(default_factory=set)
     nodes: list[Any] = field(default_factory=list)
     root: list[int] = field(default_factory=list)
     reads_outputs: bool = False
@@ -108,10 +171,11 @@ class _Walk:
         self.bytes = [sum(size for _, size in autograd.output_sizes(node)) for node in self.nodes]
         for i in range(len(self.nodes)):
             self.root.append(self._root(i))
-        saved, extra = self._saved()
+        until, extra = self._saved()
+        saved = set(until)
         held = sum(self.bytes[i] for i in saved) + sum(extra)
         return EagerLoss(
-            self._forward(saved, extra), held, self._backward(saved, extra), tuple(self.leaves), self.reads_outputs
+            self._forward(saved, extra), held, self._backward(until, extra), tuple(self.leaves), self.reads_outputs
         )
 
     def _inputs(self, node: Any) -> list[int]:
@@ -126,38 +190,46 @@ class _Walk:
         inputs = self._inputs(node)
         return self.root[inputs[0]] if inputs and inputs[0] < i else -1
 
-    def _saved(self) -> tuple[set[int], list[int]]:
-        """Nodes whose results are held for the backward, and bytes that each node holds of others' making."""
-        held: set[int] = set()
+    def _saved(self) -> tuple[dict[int, int], list[int]]:
+        """Nodes whose results are held for the backward, with the last node that holds each there, and bytes that each
+        node holds of others' making."""
+        held: dict[int, int] = {}
         extra = [0] * len(self.nodes)
         for i, node in enumerate(self.nodes):
             names = [n for n in autograd.saved_names(node) if _is_tensor(node, n)]
             own = [n for n in names if n.startswith(OWN)]
             others = [n for n in names if not n.startswith(OWN)]
             if own:
-                held.add(self.root[i])
+                held[self.root[i]] = i
             if not others:
                 continue
-            held.update(self.root[k] for k in self._inputs(node))
+            for k in self._inputs(node):
+                held.setdefault(self.root[k], i)  # the backward comes to the first that holds it last
             self.reads_outputs |= any(self._is_output(n) for n, _ in node.next_functions if n is not None)
             given = sum(n is not None for n, _ in node.next_functions)
             alike = [n for n in others if n in ALIKE]
             if alike and len([n for n in others if n in (*ALIKE, "_saved_self")]) > given:
-                extra[i] = self._size_of_input(node)
-        held.discard(-1)
+                elements, size = self._input(node)
+                dtype = self.given(elements, _named(node, ("NllLoss",)))
+                extra[i] = size if dtype is None else 0
+                if _named(node, ("MulBackward",)) and dtype is not None and not dtype.is_floating_point:
+                    self.cast.add(i)  # is made a number of each element once more
+        held.pop(-1, None)
         return held, extra
 
     def _is_output(self, node: Any) -> bool:
         """Whether what a node returned is an output of a compiled graph, or a view of one."""
         return self.ours(node) or (node in self.place and self.root[self.place[node]] < 0)
 
-    def _size_of_input(self, node: Any) -> int:
-        """Bytes of the largest tensor that a node differentiates; of an index into it, as losses have it, less."""
-        if _named(node, ("NllLoss",)):
-            return 0
-        return max(
-            (size for n, _ in node.next_functions if n is not None for _, size in autograd.output_sizes(n)), default=0
-        )
+    def _input(self, node: Any) -> tuple[int, int]:
+        """Elements and bytes of a tensor as large as the largest that a node differentiates; of an index into that,
+        as losses of classes have it, one for each row."""
+        found = [(*pair, n) for n, _ in node.next_functions if n is not None for pair in autograd.output_sizes(n)]
+        elements, size, source = max(found, key=lambda item: item[1], default=(0, 0, None))
+        if source is not None and _named(node, ("NllLoss",)):
+            classes = autograd.classes_of(source)
+            return elements // classes, INDEX_BYTES * (elements // classes)
+        return elements, size
 
     def _forward(self, saved: set[int], extra: list[int]) -> int:
         last = list(range(len(self.nodes)))
@@ -168,13 +240,17 @@ class _Walk:
         live = peak = 0
         for i in range(len(self.nodes)):
             live += (self.bytes[i] if self.root[i] == i else 0) + extra[i]
-            peak = max(peak, live)
+            peak = max(peak, live + self._inside_forward(self.nodes[i]))
             live -= sum(self.bytes[k] for k in range(i + 1) if last[k] == i and self.root[k] == k and k not in saved)
         return peak
 
-    def _backward(self, saved: set[int], extra: list[int]) -> int:
-        """Gradients wait until their node runs; what is saved is released when the node that made it has run."""
-        held = sum(self.bytes[k] for k in saved) + sum(extra)
+    def _inside_forward(self, node: Any) -> int:
+        number = next((n for name, n in FORWARD_TEMPORARIES.items() if name in node.name()), 0)
+        return number * self._input(node)[1] if number else 0
+
+    def _backward(self, until: dict[int, int], extra: list[int]) -> int:
+        """Gradients wait until their node runs; what is saved is released when the last node that holds it has run."""
+        held = sum(self.bytes[k] for k in until) + sum(extra)
         waiting: dict[Any, int] = {}
         peak = held
         for i in range(len(self.nodes) - 1, -1, -1):
@@ -186,9 +262,9 @@ class _Walk:
                     sizes = autograd.output_sizes(n)
                     waiting[n] = waiting.get(n, 0) + (sizes[place][1] if place < len(sizes) else 0)
             new = 0 if _named(node, (*VIEWS, *SAME_GRADIENT)) else sum(waiting.values()) - before
-            inside = self._temporaries(node) * max(mine, new) if new else 0
+            inside = (self._temporaries(node) + (i in self.cast)) * max(mine, new) if new else 0
             peak = max(peak, held + before + mine + new + inside)
-            held -= (self.bytes[i] if i in saved else 0) + extra[i]
+            held -= sum(self.bytes[k] for k, last in until.items() if last == i) + extra[i]
         return peak
 
     def _temporaries(self, node: Any) -> int:

@@ -42,7 +42,9 @@ def problem_of(
     )  # fmt: skip
     tail = tail or tail_of(joint)
     tangents = sum(s.bytes for s in problem.storages if s.tangent)
-    problem.tail = max(tail.beside(tangents), follow - tangents)
+    outputs = sum(problem.storages[s].bytes for s in problem.forward_outputs)
+    problem.tail = max(tail.beside(tangents, outputs), follow - tangents)
+    problem.outputs_held, problem.kept = tail.holds_outputs, tail.kept_bytes
     problem.tangents_held = not parts.tangents_are_boxed()
     return problem
 

@@ -72,7 +72,7 @@ class Leaf:
         origin: the same for all plans of one graph.
         options: of its compile.
         parameters, module_tensors: positions among its arguments: of parameters, and of other tensors of modules.
-        buffers: the latter, of all calls.
+        buffers, inputs: the latter, and what it was given, of all calls that were looked at.
         known: parameters that its runs were given or that eager code around them reads, weakly, by identity.
         situations: what was held beside it, by the other runs that waited for their backward then.
         held: bytes that it holds from forward to backward, outputs included; the most seen.
@@ -80,6 +80,7 @@ class Leaf:
         loss: what eager code does between its outputs and the scalar that is differentiated; nothing where other
             graphs come between.
         seen: a backward of it was seen, so that `loss` and `keeps_outputs` are known.
+        gone: bytes of outputs of other graphs that were there in its forward and no more in its backward, at least.
         keeps_outputs: an output was still held by the caller in its backward.
         runs: calls with gradients.
         share: what it may use from its next call on, where that has changed.
@@ -94,12 +95,14 @@ class Leaf:
     parameters: tuple[int, ...] = ()
     module_tensors: tuple[int, ...] = ()
     buffers: Stores = field(default_factory=lambda: Stores())
+    inputs: Stores = field(default_factory=lambda: Stores())
     known: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
     situations: dict[frozenset[tuple[Leaf, int]], Beside] = field(default_factory=dict)
     held: int = 0
     outputs: int = 0
     loss: EagerLoss = field(default_factory=EagerLoss)
     seen: bool = False
+    gone: int | None = None
     keeps_outputs: bool = False
     runs: int = 0
     share: Share | None = None
@@ -117,8 +120,21 @@ class Leaf:
     def succeed(self, leaf: Leaf) -> None:
         """Take the place of `leaf`, and take over what was seen of it."""
         leaf.next, self.generation = self, leaf.generation + 1
-        self.known, self.situations, self.buffers = dict(leaf.known), dict(leaf.situations), leaf.buffers
-        self.loss, self.seen, self.keeps_outputs = leaf.loss, leaf.seen, leaf.keeps_outputs
+        self.situations, self.buffers, self.inputs = dict(leaf.situations), leaf.buffers, leaf.inputs
+        self.learn(leaf)
+
+    def learn(self, leaf: Leaf) -> None:
+        """Take over what was seen of the loss behind another plan of the same graph."""
+        self.known = dict(leaf.known)
+        self.loss, self.seen, self.keeps_outputs, self.gone = leaf.loss, leaf.seen, leaf.keeps_outputs, leaf.gone
+
+    def tail(self) -> Tail | None:
+        """What happens between its forward and its backward: as it was seen, or else as its plan has it."""
+        if not self.seen:
+            return self.partitioner.budget.tail
+        loss = self.loss
+        kept = loss.kept_bytes - (self.gone or 0)
+        return Tail(self.keeps_outputs, loss.forward_bytes, 0, loss.backward_bytes, kept, loss.reads_outputs)
 
     def latest(self) -> Leaf:
         """What stands for it now."""
@@ -140,17 +156,23 @@ class Stores:
         for tensor in tensors:
             for part in _plain(tensor):
                 storage = part.untyped_storage()
-                self._found.setdefault(storage._cdata, weakref.ref(storage))
+                if storage._cdata not in self._found or self._found[storage._cdata]() is None:
+                    self._found[storage._cdata] = weakref.ref(storage)
 
     def update(self, other: Stores) -> None:
         """Take in those of `other`."""
         for key, reference in other._found.items():
-            self._found.setdefault(key, reference)
+            if self._found.setdefault(key, reference)() is None:  # its place in memory was taken by another
+                self._found[key] = reference
 
     def drop(self, other: Stores) -> None:
         """Leave out those of `other`."""
         for key in other._found:
             self._found.pop(key, None)
+
+    def prune(self) -> None:
+        """Leave out those that have been released."""
+        self._found = {key: reference for key, reference in self._found.items() if reference() is not None}
 
     def largest(self) -> weakref.ref[Any] | None:
         """The one of the most bytes; None where there is none."""

@@ -1,8 +1,8 @@
 """The partitioner of a compile that has a memory budget: default plan where that fits, else the fastest that does.
 
-The search counts storages over the joint graph, which is exact where the graph is run as it stands; what Inductor
-generates needs less. So each chosen plan is replayed as the inner compiler would run it, and the search is asked again
-with the difference taken into account, a few times at most.
+The search counts storages over the joint graph, which is exact where the graph is run as it stands, and of what
+Inductor generates a model. So each chosen plan is replayed as the inner compiler would run it, and the search is asked
+again with the difference taken into account, a few times at most.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from optpass.passes.memory.plan import Ledger, MemoryPlan
 from optpass.passes.memory.problem import Problem, reads_of_changed_inputs
 from optpass.passes.memory.schedule import FrozenState, State, Timeline
 from optpass.passes.memory.search import Search
+from optpass.reporting.model import Site
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +41,8 @@ log = logging.getLogger(__name__)
 FOLLOW = 2
 #: Autograd's own scalars: the gradient that `loss.backward()` begins with, and what is made of it.
 ENGINE_BYTES = 64
-#: Inductor's generated code needs at least this part of what the graphs as they stand do; found between 0.66 and 0.94.
-GENERATED_AT_LEAST = 0.6
+#: Inductor's code of the default plan needs at least this part of what is counted; found between 0.92 and 1.17.
+GENERATED_AT_LEAST = 0.85
 #: Inductor's settings that need less memory than its default ones: tensors keep their layout around convolutions.
 LEAN: dict[str, Any] = {"layout_optimization": False}
 
@@ -79,11 +80,12 @@ class Budget:
 
 @dataclass
 class Outcome:
-    """What the partitioner decided for one graph, for the report."""
+    """What the partitioner decided for one graph, for the report; `filed` is where that says it."""
 
     plan: MemoryPlan | None = None
     replayed: StepReplay | None = None
     replays: int = 0
+    filed: Site | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -167,9 +169,9 @@ class BudgetPartitioner:
             search, carry_out, room, self.budget.bytes - room, generated=generated,
             lean=generated and has_convolutions(joint) and compat.lays_out_convolutions(),
         )  # fmt: skip
-        if base is not None:
-            chooser.note(search.unconstrained, needed)
-        found = self._offered(search, carry_out, room) or chooser.best() or chooser.smallest()
+        offered = self._offered(search, carry_out, room)
+        found = chooser.better(offered) if offered is not None and not self.budget.shared else offered
+        found = found or chooser.best() or chooser.smallest()
         if found.peak > room and found.peak - self.relief() <= room:
             self.outcome.notes.append("over the budget in the first step: earlier graphs hold less from the next on")
         elif found.peak > room:

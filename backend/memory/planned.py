@@ -26,12 +26,14 @@ class Case:
         share: what the graph may use, where its steps have been seen.
         origin: the same for all plans of one graph.
         before: whose place the new plan takes.
+        like: another plan of the graph, behind which a loss was seen that is this one's too.
     """
 
     gradients: bool
     share: Share | None = None
     origin: object = field(default_factory=object)
     before: Leaf | None = None
+    like: Leaf | None = None
 
 
 class Planned:
@@ -64,6 +66,8 @@ class Planned:
         )  # fmt: skip
         if case.before is not None:
             self._leaf.succeed(case.before)
+        elif case.like is not None:
+            self._leaf.learn(case.like)
         self._trained = [i for i, p in tensors.parameters if p.requires_grad]
         self._compiled: Callable[..., Any] | None = compiled
         self._growth = Growth(dynamic, partitioner.sizes) if dynamic else None
@@ -73,7 +77,9 @@ class Planned:
     def __call__(self, *args: Any) -> Any:
         compiled = self._compiled
         if not torch.is_grad_enabled():
-            return (compiled or self._others[self._case.gradients, False])(*args)
+            result = (compiled or self._others[self._case.gradients, False])(*args)
+            STEPS.lend(args, result)
+            return result
         STEPS.enter(self._case.origin)
         gradients = any(args[i].grad is not None for i in self._trained)
         larger = self._growth is not None and self._outgrows(self._growth.at(args))
@@ -105,6 +111,7 @@ class Planned:
             if (gradients, larger) not in self._others:
                 leaf = self._leaf if mine else None
                 share = self._leaf.share if mine else None
-                case = Case(gradients, share, self._case.origin, leaf)
+                like = None if larger else self._leaf.latest()
+                case = Case(gradients, share, self._case.origin, leaf, like)
                 self._others[gradients, larger] = self._again(case=case)
             return self._others[gradients, larger]

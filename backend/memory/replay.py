@@ -227,7 +227,15 @@ class _Step:
     def _backward_inputs(self, saved: Mapping[str, Any]) -> list[Any]:
         """The arguments of the backward. A tangent or a seed is new, and counts from `tail.before_backward` on."""
         placeholders = self.backward.graph.find_nodes(op="placeholder")
-        return [saved[n.name] if n.name in saved else concrete(n.meta["val"], self.mode) for n in placeholders]
+        names = {n.name for n in placeholders}
+        # States of generators have names of their own in the backward, and the order of the forward.
+        states = (value for name, value in saved.items() if name not in names)
+        return [
+            saved[n.name] if n.name in saved
+            else next(states) if n.name.startswith("rng_state_output")
+            else concrete(n.meta["val"], self.mode)
+            for n in placeholders
+        ]  # fmt: skip
 
     def _tangents(self) -> list[int]:
         names = [node.name for node in self.backward.graph.find_nodes(op="placeholder")]

@@ -17,8 +17,10 @@ from typing import Any
 import torch
 
 from optpass.backend.compat import memory_autograd as autograd
-from optpass.backend.memory.eager_part import EagerLoss, held_upstream, loss_of
+from optpass.backend.memory.eager_part import EagerLoss, held_in, held_upstream, loss_of, pending
 from optpass.backend.memory.leaves import Beside, Leaf, Stores, parameters_of
+from optpass.backend.memory.partition import ENGINE_BYTES
+from optpass.errors import BudgetInfeasibleError
 
 #: Chains of runs that are remembered, to find which of them make up one step.
 REMEMBERED = 64
@@ -75,6 +77,7 @@ class Steps:
         self._live: list[Run] = []
         self._chains: deque[Chain] = deque(maxlen=REMEMBERED)
         self._after_backward = True
+        self._lent = Stores()
 
     # ---- what is held now ---------------------------------------------------------------------------------------
 
@@ -100,6 +103,14 @@ class Steps:
             found = [p() for run in self._live for p in run.parameters]
         return [p for p in found if p is not None]
 
+    def forget(self) -> None:
+        """The step that is under way has failed: what it holds is no part of another one, however long an error that
+        somebody keeps holds its frames."""
+        with self._lock:
+            self._live.clear()
+            self._chains.clear()
+            self._after_backward = True
+
     # ---- what happens -------------------------------------------------------------------------------------------
 
     def enter(self, origin: object) -> None:
@@ -117,7 +128,11 @@ class Steps:
         for leaf in step:
             leaf.news = False
         if news:
-            self._settle(step)
+            try:
+                self._settle(step)
+            except BudgetInfeasibleError:
+                self.forget()
+                raise
 
     def _step_of(self, origin: object) -> list[Leaf]:
         """The leaves that ran since a chain last began with `origin`, the latest of each."""
@@ -128,14 +143,14 @@ class Steps:
                 return list(found)
         return []
 
-    def _parameters(self) -> list[torch.Tensor]:
+    def _known_leaves(self) -> list[Leaf]:
         """Those of the step that is under way, as far as it is known."""
         if not self._chains:
             return []
         now = self._chains.pop()
         step = [*self._step_of(now.origin), *now.leaves]
         self._chains.append(now)
-        return parameters_of(step)
+        return step
 
     def leave(self, leaf: Leaf, args: Sequence[Any], result: Any) -> None:
         """A leaf's forward has run."""
@@ -157,6 +172,7 @@ class Steps:
             )  # fmt: skip
             if looked_at:
                 leaf.know([*parameters, *leaves])
+                leaf.inputs.update(given)
                 leaf.buffers.add(args[i] for i in leaf.module_tensors)
             if not leaf.runs:
                 self._note_held(leaf, own, made, given)
@@ -185,6 +201,14 @@ class Steps:
         """The runs that wait for their backward, beside `run`."""
         return frozenset(Counter(r.leaf for r in self._live if r is not run).items())
 
+    def lend(self, args: Sequence[Any], result: Any) -> None:
+        """A graph has run without gradients: what the caller holds of it is there in the step, too."""
+        tensors = [t for t in torch.utils._pytree.tree_leaves((args, result)) if isinstance(t, torch.Tensor)]
+        tensors = [t for t in tensors if not (t.requires_grad and t.is_leaf)]  # what is trained is known otherwise
+        with self._lock:
+            self._lent.prune()
+            self._lent.add(tensors)
+
     def _note_held(self, leaf: Leaf, own: Stores, made: Stores, given: Stores) -> None:
         there = given.alive()
         for run in self._live:
@@ -201,7 +225,7 @@ class Steps:
             if run.looked_at:
                 if running is not None:
                     self._note_loss(run, running)
-                self._note_beside(run)
+                self._note_beside(run, running)
             if running is None or not running.keeps:
                 run.done = True
 
@@ -211,27 +235,57 @@ class Steps:
             leaf.keeps_outputs = leaf.news = True
         if not leaf.seen:
             leaf.seen = leaf.news = True
-        if not any(n is node for n in autograd.walk(running.roots, autograd.is_compiled)):
-            return
-        found, before = loss_of(running.roots, autograd.is_compiled), leaf.loss
-        leaf.know(found.leaves)
+        held = autograd.tensors_of_callers()
+        # Some losses reduce in place: their result is a number in a storage as large as what it is made of.
+        results = Stores(t for t in held if t.grad_fn is not None and t.dim() == 0)
+        kept = sum(size for size in results.alive().values() if size > ENGINE_BYTES)
+        found, before = EagerLoss(), leaf.loss
+        if node is not None and any(n is node for n in autograd.walk(running.roots, autograd.is_compiled)):
+            targets = [t for t in held if not t.requires_grad]
+            found = loss_of(running.roots, autograd.is_compiled, lambda *one: self._given(leaf, targets, *one))
+            leaf.know(found.leaves)
+        # Gradients that wait now for others count beside this run.
+        waiting = pending(running.roots, node)[0] if node is not None else 0
+        forward, backward = max(0, found.forward_bytes - waiting), max(0, found.backward_bytes - waiting)
         most = EagerLoss(
-            max(before.forward_bytes, found.forward_bytes), max(before.held_bytes, found.held_bytes),
-            max(before.backward_bytes, found.backward_bytes),
+            max(before.forward_bytes, forward), max(before.held_bytes, found.held_bytes),
+            max(before.backward_bytes, backward),
             reads_outputs=before.reads_outputs or found.reads_outputs,
+            kept_bytes=max(before.kept_bytes, kept),
         )  # fmt: skip
         if most != before:
             leaf.loss, leaf.news = most, True
 
-    def _note_beside(self, run: Run) -> None:
-        leaf = run.leaf
+    @staticmethod
+    def _given(leaf: Leaf, held: Sequence[torch.Tensor], elements: int, index: bool) -> torch.dtype | None:
+        """Those of the tensors `held` of which a loss may read so many elements are inputs of the step; as an index,
+        those of several micro-batches too. Which of them it reads cannot be told."""
+        found = []
+        for tensor in held:
+            sizes = {tensor.numel(), tensor[0].numel()} if index and len(tensor.shape) > 1 else {tensor.numel()}
+            if elements in sizes and (not index or tensor.dtype == torch.long):
+                found.append(tensor)
+        leaf.inputs.add(found)
+        return found[0].dtype if found else None
+
+    def _note_beside(self, run: Run, running: autograd.RunningBackward | None) -> None:
+        leaf, node, waiting = run.leaf, run.node(), 0
+        saved: list[torch.Tensor] = []
+        if node is not None and running is not None:
+            waiting, saved = pending(running.roots, node)
+            if running.outer:  # which nodes of theirs are still to run is seen by what they hold
+                saved += held_in(running.outer)
         others = [r for r in self._live if r is not run]
         key = self._others(run)
-        there = Stores()
+        there = Stores(saved)
+        there.update(self._lent)
         for r in (run, *others):
             there.update(r.inputs)
             there.update(r.eager)
-        parameters = self._parameters()
+        step = self._known_leaves()
+        for known_leaf in step:  # what the caller gave to other graphs, and still holds
+            there.update(known_leaf.inputs)
+        parameters = parameters_of(step)
         known = Stores(parameters).alive()
         gradients = Stores([p.grad for p in parameters if p.grad is not None]).alive()
         for r in (run, *others):
@@ -239,7 +293,9 @@ class Steps:
             known.update(r.leaf.buffers.alive())
         bytes_of_gradients = sum(size for key_, size in gradients.items() if key_ not in known)
         other = sum(size for key_, size in there.alive().items() if key_ not in known and key_ not in gradients)
-        if leaf.situations.setdefault(key, Beside()).widen(bytes_of_gradients, other):
+        gone = sum(max(0, r.leaf.outputs - sum(r.outputs.alive().values())) for r in others)
+        leaf.gone = gone if leaf.gone is None else min(leaf.gone, gone)
+        if leaf.situations.setdefault(key, Beside()).widen(bytes_of_gradients, other + waiting):
             leaf.news = True
 
     def _sweep(self) -> None:

@@ -19,6 +19,7 @@ from optpass.backend.memory.leaves import Share, Stores
 from optpass.backend.memory.measure import storage_bytes
 from optpass.backend.memory.optimizing import Optimizing
 from optpass.backend.memory.partition import Budget
+from optpass.backend.memory.tail import Tail
 from optpass.backend.memory.together import STEPS
 from optpass.options import Options
 from optpass.passes.devices import DeviceSpec
@@ -70,7 +71,7 @@ class StepTensors:
 
 def budget_of(
     options: Options, device: Callable[[], DeviceSpec], tensors: StepTensors, *, more_follow: bool, gradients: bool,
-    share: Share | None = None,
+    share: Share | None = None, tail: Tail | None = None,
 ) -> Budget | None:  # fmt: skip
     """What the graph may use; None where no budget is asked for.
 
@@ -81,6 +82,7 @@ def budget_of(
         more_follow: the graph ends in a graph break.
         gradients: gradients of earlier micro-batches are there when the step begins.
         share: what the graph may use, where the step has been seen.
+        tail: what happens between its forward and its backward, where only that has been seen.
 
     Raises:
         ConfigError: a budget or an optimizer that cannot be used as given.
@@ -127,6 +129,7 @@ def budget_of(
         optimizer=optimizer.name,
         trained_itemsize=itemsize,
         shared=more_follow,
+        tail=tail,
         where=where,
         notes=optimizer.notes,
     )

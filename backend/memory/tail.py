@@ -25,25 +25,36 @@ class Tail:
         forward_bytes: most bytes that the loss allocates at one time, beside the outputs.
         saved_bytes: bytes of the loss's own that live from the forward to its backward.
         backward_bytes: most bytes that the loss's backward allocates, the gradients of the outputs included.
+        kept_bytes: bytes that are there from the loss on: a number in a storage as large as what it was reduced from;
+            less what other graphs' outputs were that have gone.
+        reads_outputs: the loss's backward reads the outputs, so that they are there until it has run.
     """
 
     holds_outputs: bool = True
     forward_bytes: int = 0
     saved_bytes: int = 0
     backward_bytes: int = 0
+    kept_bytes: int = 0
+    reads_outputs: bool = False
 
-    def beside(self, tangents: int) -> int:
-        """Most bytes between forward and backward, beside outputs and `tangents` bytes of their gradients."""
-        return max(0, max(self.forward_bytes, self.saved_bytes + self.backward_bytes) - tangents)
+    def beside(self, tangents: int, outputs: int) -> int:
+        """Most bytes between forward and backward, beside `outputs` bytes and `tangents` bytes of their gradients;
+        negative where some of these are never there together."""
+        released = 0 if self.holds_outputs or self.reads_outputs else outputs
+        later = max(self.saved_bytes + self.backward_bytes - tangents, 0) - released
+        return self.kept_bytes + max(self.forward_bytes - tangents, later)
 
     def after_forward(self, outputs: list[Any], storages: Storages) -> list[Any]:
         """The forward has returned `outputs`; what lives until the backward of the loss."""
+        storages.live += self.kept_bytes
         storages.mark("loss", self.forward_bytes)
-        return list(outputs) if self.holds_outputs else []
+        return list(outputs) if self.holds_outputs or self.reads_outputs else []
 
     def before_backward(self, tangents: list[torch.Tensor], held: list[Any], storages: Storages) -> None:
         """Before the backward runs, with the gradients of the outputs."""
         storages.mark("backward of the loss", self.saved_bytes + self.backward_bytes)
+        if not self.holds_outputs:
+            held.clear()
         storages.add_all(tangents)
         storages.mark("tangents")
 

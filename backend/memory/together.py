@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from optpass.backend.memory.allot import Bound, Choice, choices_of, excess, select, total
-from optpass.backend.memory.eager_part import EagerLoss
+from optpass.backend.memory.filing import predict_anew
 from optpass.backend.memory.leaves import Leaf, Share, Stores, parameters_of
 from optpass.backend.memory.optimizing import Optimizing
 from optpass.backend.memory.partition import ENGINE_BYTES
 from optpass.backend.memory.replay import StepReplay
 from optpass.backend.memory.runs import Steps
-from optpass.backend.memory.tail import Tail
 from optpass.errors import BudgetInfeasibleError
 from optpass.passes.memory.plan import Ledger
 from optpass.reporting import store
@@ -31,9 +30,9 @@ log = logging.getLogger(__name__)
 #: Times that one graph is planned anew for what was seen of its steps.
 GENERATIONS = 3
 #: Plans that compute something again are left as they are where the step uses this part of the budget.
-USED = 0.9
-#: Labels of a replay's moments between forward and backward, which a loss that was seen replaces.
-BETWEEN = ("loss", "backward of the loss")
+USED = 0.95
+#: Labels of a replay's moments between forward and backward, which a loss that was seen replaces; and of the next one.
+BETWEEN, TANGENTS = ("loss", "backward of the loss"), "tangents"
 
 
 @dataclass
@@ -55,8 +54,6 @@ def settle(leaves: Sequence[Leaf]) -> None:
         BudgetInfeasibleError: no plans of these graphs together fit.
     """
     ran = [leaf for leaf in leaves if leaf.situations and leaf.next is None]
-    if not ran or any(leaf.generation >= GENERATIONS for leaf in ran):
-        return
     blind = [leaf for leaf in ran if leaf.partitioner.outcome.replayed is None]
     unknown = [leaf for leaf in blind if not _alone(leaf)]
     for leaf in unknown:  # the caches gave a compiled graph without its plan
@@ -65,6 +62,9 @@ def settle(leaves: Sequence[Leaf]) -> None:
     if unknown or not planned:
         return
     step = _seen(planned)
+    _predict_anew(step)
+    if any(leaf.generation >= GENERATIONS for leaf in ran):
+        return
     worst = excess(step.present, step.bounds)
     again = any(choice.seconds > 0 for choice in step.present)
     used = max((total(step.present, b) / b.limit for b in step.bounds), default=1.0)
@@ -80,6 +80,13 @@ def settle(leaves: Sequence[Leaf]) -> None:
         room = leaf.partitioner.budget.bytes - ENGINE_BYTES - share.statics.total
         if not _does(step.present[i], chosen[i], room):
             leaf.share = share
+
+
+def _predict_anew(step: _Step) -> None:
+    """What the plans in force need, now that the rest of the step is known."""
+    for i, leaf in enumerate(step.leaves):
+        most = max((total(step.present, bound) for bound in step.bounds if bound.graph == i), default=0)
+        predict_anew(leaf.partitioner, max(most + ENGINE_BYTES, step.at_optimizer))
 
 
 def _does(present: Choice, chosen: Choice, room: int) -> bool:
@@ -136,18 +143,18 @@ def _present(leaf: Leaf) -> Choice:
 def _own_peak(leaf: Leaf, replayed: StepReplay) -> int:
     if not leaf.seen:
         return replayed.peak_bytes
-    running = max((m.live_bytes for m in replayed.timeline if m.label not in BETWEEN), default=0)
-    handed = replayed.handed_bytes
-    later = handed if leaf.keeps_outputs or leaf.loss.reads_outputs else handed - leaf.outputs
-    return max(running, handed + leaf.loss.forward_bytes, later + leaf.loss.backward_bytes)
-
-
-def _tail(leaf: Leaf) -> Tail | None:
-    if not leaf.seen:
-        return leaf.partitioner.budget.tail
-    loss: EagerLoss = leaf.loss
-    later = leaf.outputs if loss.reads_outputs and not leaf.keeps_outputs else 0
-    return Tail(leaf.keeps_outputs, loss.forward_bytes, later, loss.backward_bytes)
+    handed, tail = replayed.handed_bytes, leaf.partitioner.budget.tail
+    # Outputs that are saved, too, do not go when the caller lets go of them.
+    released = min(leaf.outputs, max(0, handed - sum(replayed.saved_bytes.values())))
+    counted = released if (tail is None or tail.holds_outputs) and not leaf.keeps_outputs else 0
+    kept = leaf.loss.kept_bytes
+    more = kept - (leaf.gone or 0) - (0 if tail is None else tail.kept_bytes) - counted
+    running, now = 0, 0
+    for moment in replayed.timeline:
+        now = more if moment.label == TANGENTS else now
+        running = max(running, moment.live_bytes + now) if moment.label not in BETWEEN else running
+    later = handed if leaf.keeps_outputs or leaf.loss.reads_outputs else handed - released
+    return max(running, handed + kept + leaf.loss.forward_bytes, later + kept + leaf.loss.backward_bytes)
 
 
 def _choices(step: _Step) -> list[list[Choice]]:
@@ -157,8 +164,12 @@ def _choices(step: _Step) -> list[list[Choice]]:
         search, replayed = partitioner.search, partitioner.outcome.replayed
         assert search is not None and replayed is not None  # it has a plan
         tangents = sum(s.bytes for s in search.problem.storages if s.tangent)
-        tail = _tail(leaf)
-        between = search.problem.tail if tail is None else tail.beside(tangents)
+        tail = leaf.tail()
+        between = search.problem.tail
+        if tail is not None:
+            outputs = sum(search.problem.storages[s].bytes for s in search.problem.forward_outputs)
+            between, search.problem.outputs_held = tail.beside(tangents, outputs), tail.holds_outputs
+            search.problem.kept = tail.kept_bytes
         less = max(0, partitioner.counted - replayed.peak_bytes) if partitioner.executor == "inductor" else 0
         found.append(choices_of(search.problem, between, less))
     return found
@@ -179,7 +190,7 @@ def _share(step: _Step, index: int, chosen: Sequence[Choice]) -> Share:
     follow = max(0, room - chosen[index].held) if waits else 0
     search, frozen = leaf.partitioner.search, chosen[index].state
     state = None if search is None or frozen is None else (len(search.problem.operations), frozen)
-    return Share(statics, _tail(leaf), follow, step.at_optimizer, step.optimizer, state)
+    return Share(statics, leaf.tail(), follow, step.at_optimizer, step.optimizer, state)
 
 
 def relief() -> int:

@@ -36,35 +36,46 @@ class Outcome:
         self.facts: dict[str, Any] = {}
 
     def write(self, **facts: Any) -> None:
-        """Add facts; in a forked child of the program's nothing happens."""
+        """Add facts; in a forked child of the program's nothing happens, nor where it outlives the folder."""
         if os.getpid() != self.pid:
             return
         self.facts |= facts
         part = self.path.with_suffix(".part")
-        part.write_text(json.dumps(self.facts), encoding="utf-8")
-        part.replace(self.path)
+        with contextlib.suppress(OSError):
+            part.write_text(json.dumps(self.facts), encoding="utf-8")
+            part.replace(self.path)
 
 
 class Recorder:
     """Starts the audit when the compiler loads, saves it while the program runs, and once more at its end.
 
+    A process that the program forks records what it compiles itself, into files of its own.
+
     Args:
         path: of the records.
-        settings: `target`, `root`, `steps`.
+        settings: `target`, `root`, `steps`, and `records`: whether processes other than the first record.
         trial: what a run for comparison keeps besides; None: this is none.
+        first: whether this is the program's first process, which is told of in any case.
     """
 
-    def __init__(self, path: Path, outcome: Outcome, settings: dict[str, Any], trial: Any = None) -> None:
+    def __init__(
+        self, path: Path, outcome: Outcome, settings: dict[str, Any], trial: Any = None, *, first: bool = True
+    ) -> None:
         self.path, self.outcome, self.settings = path, outcome, settings
         self.session: Any = None
+        self._first = first
         self._trial = trial
         self._saver: Any = None
         self._counter: Any = None
+        self._follows = False
 
     def begin(self) -> None:
         """The compiler is loaded: record from here on. Where that fails, the program runs all the same."""
         try:
+            if os.getpid() != self.outcome.pid:
+                self._renew()  # it was loaded in a forked process, and not before
             self._begin()
+            self._follow()
         except Exception as error:  # noqa: BLE001  # told by the runner; the program must not notice
             self.outcome.write(problem=f"{type(error).__name__}: {' '.join(str(error).split())}")
 
@@ -72,10 +83,11 @@ class Recorder:
         from optpass.auditing.saving import Saver
         from optpass.auditing.session import AuditSession
 
-        self.session = AuditSession(target=self.settings["target"], root=self.settings["root"])
-        self.session.start()
-        self._saver = Saver(self.session, self.path)
-        self._saver.start()
+        if self._first or self.settings["records"]:
+            self.session = AuditSession(target=self.settings["target"], root=self.settings["root"])
+            self.session.start()
+            self._saver = Saver(self.session, self.path, always=self._first)
+            self._saver.start()
         if self._trial is not None:
             self._trial.begin()
         if self.settings["steps"] is not None:
@@ -83,6 +95,39 @@ class Recorder:
 
             self._counter = StepCounter(self.settings["steps"], self._reached, self._give_up)
             self._counter.start()
+
+    # ---- forked processes ---------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        """Have processes that are forked from here on record too. Last of all: hooks forget who watched them first."""
+        if not self._follows and hasattr(os, "register_at_fork"):
+            os.register_at_fork(before=self._pause, after_in_child=self._forked)
+            self._follows = True
+
+    def _pause(self) -> None:
+        """The process is about to be forked: no thread of ours may be at work, as Python 3.12 warns of threads."""
+        if self._saver is not None:
+            with contextlib.suppress(Exception):
+                self._saver.pause()
+
+    def _forked(self) -> None:
+        """In a forked process: what was recorded is its parent's; what it compiles itself is its own."""
+        try:
+            self._renew()
+            self._begin()
+        except Exception as error:  # noqa: BLE001  # as in `begin`
+            self.outcome.write(problem=f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+    def _renew(self) -> None:
+        from optpass.auditing import children
+
+        if self._counter is not None:
+            self._counter.stop()
+        self._first = False
+        self.path = children.new_path(self.path.parent)
+        self.outcome = Outcome(children.outcome_of(self.path))
+        self.session = self._saver = self._counter = self._trial = None
+        children.at_process_end(self)
 
     def _reached(self, told: str) -> None:
         self.outcome.write(ended="steps", detail=told)
@@ -95,7 +140,7 @@ class Recorder:
         os._exit(0)
 
     def finish(self) -> None:
-        """Save what there is, for the last time. In a forked child of the program's nothing happens."""
+        """Save what there is, for the last time. In a forked child that does not record nothing happens."""
         if os.getpid() != self.outcome.pid or self._saver is None:
             return
         if self._counter is not None:
@@ -103,6 +148,7 @@ class Recorder:
         self._saver.stop()
         self.session.stop()
         self._saver.save()
+        self._saver = None
         if self._trial is not None:
             self._trial.finish()
 
@@ -148,11 +194,19 @@ def _line(error: BaseException) -> str:
 
 
 def _own(error: BaseException) -> types.TracebackType | None:
-    """The traceback without our frames at its top, and without the import system's."""
+    """The traceback without our frames at its top, without the import system's, and without those around a graph."""
     at = error.__traceback__
     ours = (__file__, str(Path(__file__).with_name("program.py")), "<frozen importlib._bootstrap>")
     while at is not None and at.tb_frame.f_code.co_filename in ours:
         at = at.tb_next
+    observe = getattr(sys.modules.get("optpass.backend.audit.observe"), "__file__", None)
+    before, entry = at, at.tb_next if at is not None else None
+    while before is not None and entry is not None:
+        behind = entry.tb_next
+        if behind is not None and behind.tb_frame.f_code.co_filename == observe:
+            entry = before.tb_next = behind.tb_next  # with the frame of torch's that switches Dynamo off for ours
+        else:
+            before, entry = entry, behind
     return at
 
 
@@ -180,23 +234,22 @@ def _interrupted_at_exit() -> None:
             sys.stderr.flush()
         os.kill(os.getpid(), signal.SIGINT)
 
-    _LAST.append(end)
+    _LAST.append((os.getpid(), end))
 
 
-#: What is done at the very end of the process, after every exit handler of the program's.
-_LAST: list[Callable[[], None]] = []
+#: What is done at the very end of a process, after every exit handler of the program's.
+_LAST: list[tuple[int, Callable[[], None]]] = []
 
 
-def _at_exit(recorder: Recorder, pid: int) -> None:
-    """Registered first, so run last."""
-    if os.getpid() != pid:
-        return
+def at_exit(recorder: Recorder) -> None:
+    """Registered first, so run last; in forked processes too."""
     try:
         recorder.finish()
     except Exception as error:  # noqa: BLE001  # the program has ended; what was saved before is still there
         recorder.outcome.write(problem=f"{type(error).__name__}: {' '.join(str(error).split())}")
-    for action in _LAST:
-        action()
+    for pid, action in _LAST:
+        if pid == os.getpid():
+            action()
 
 
 def _die_with_parent() -> None:
@@ -220,13 +273,14 @@ def main() -> None:
 
         trial = Trial(Path(settings["trial"]))
         trial.install()
+    settings["records"] = trial is None
     recorder = Recorder(control.with_name("audit.json"), outcome, settings, trial)
-    atexit.register(_at_exit, recorder, os.getpid())
+    atexit.register(at_exit, recorder)
     from optpass.auditing.deferred import WhenCompilerLoads
     from optpass.auditing.program import Program
 
     WhenCompilerLoads(recorder.begin).install()
-    if trial is None:
+    if settings["records"] or settings["steps"] is not None:
         from optpass.auditing.children import follow
 
         follow(control.parent, settings)

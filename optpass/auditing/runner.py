@@ -203,25 +203,30 @@ def _records(path: Path) -> Audit | None:
 
 
 def _together(made: Audit | None, folder: Path) -> Audit | None:
-    """The program's records with those of processes that it started: one rank, as far as others are concerned."""
+    """The program's records with those of processes that it started: one rank, unless it is what started the ranks."""
     parts = [] if made is None else [made]
-    for path in children.records(folder):
-        with suppress(AuditError):  # it was killed while it began
+    lost: list[str] = []
+    for path in children.processes(folder):
+        facts = _outcome(children.outcome_of(path))
+        if "problem" in facts:
+            lost.append(f"not all could be recorded of a process that the program started: {facts['problem']}")
+        with suppress(AuditError):  # it compiled nothing, or was killed while it began
             part = files.read(path)
-            facts = _outcome(children.outcome_of(path))
             if facts.get("ended") == "steps":
                 part.notes.append(f"a process that the program started was ended after {facts.get('detail')}")
             parts.append(part)
     if not parts:
         return None
-    rank = made.processes[0].rank if made is not None and made.processes else process_record().rank
+    own = made.processes[0] if made is not None and made.processes else process_record()
     for process in (process for part in parts for process in part.processes):
-        process.rank = rank
+        if own.world_size > 1 or process.world_size == 1:  # else the program is a launcher of ranks
+            process.rank = own.rank
     together = merge(parts)
     if len(parts) > (made is not None):
         number = len(parts) - (made is not None)
         which = "process" if number == 1 else "processes"
-        together.notes.append(f"with what {number} {which} compiled that the program started by multiprocessing")
+        together.notes.append(f"with what {number} {which} compiled that the program started")
+    together.notes += dict.fromkeys(lost)
     return together
 
 

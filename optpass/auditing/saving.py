@@ -27,17 +27,20 @@ _BURST, _SHARE = 0.1, 0.01
 class Saver:
     """Writes a session's records to a file after every compile: at once where that takes little of the time, else soon.
 
+    Its thread begins with the first compile.
+
     Args:
         session: a running one.
         path: of the file, replaced as a whole each time.
+        always: write one also where nothing was compiled.
     """
 
-    def __init__(self, session: AuditSession, path: Path) -> None:
-        self._session, self._path = session, path
+    def __init__(self, session: AuditSession, path: Path, *, always: bool = True) -> None:
+        self._session, self._path, self._always = session, path, always
         self._changed = threading.Event()
         self._ended = threading.Event()
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="optpass-audit", daemon=True)
+        self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         self._began = time.monotonic()
         self._spent = 0.0
@@ -45,15 +48,33 @@ class Saver:
     def start(self) -> None:
         """Begin to save."""
         WATCH.listen(self, time_calls=False)
-        self._thread.start()
 
     def stop(self) -> None:
         """Save no more; waits for a save that is being made."""
         WATCH.leave(self)
+        self._halt()
+
+    def pause(self) -> None:
+        """Have no thread until something is compiled again; what is waiting to be saved is saved now."""
+        waiting = self._changed.is_set()
+        self._halt()
+        if waiting:
+            self._try()
+
+    def _halt(self) -> None:
+        thread, self._thread = self._thread, None
         self._ended.set()
         self._changed.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=5.0)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout=5.0)
+        self._changed.clear()
+
+    def _work(self) -> None:
+        """Have a thread that saves."""
+        if self._thread is None:
+            self._ended = threading.Event()  # each thread has its own: the one before may not have seen its end yet
+            self._thread = threading.Thread(target=self._run, args=(self._ended,), name="optpass-audit", daemon=True)
+            self._thread.start()
 
     def save(self) -> None:
         """Save now.
@@ -63,7 +84,9 @@ class Saver:
         """
         with self._lock:
             start = time.thread_time()
-            files.write(self._session.snapshot(), self._path)
+            made = self._session.snapshot()
+            if self._always or made.functions or made.breaks or made.recompiles or made.silent_eager:
+                files.write(made, self._path)
             self._spent += time.thread_time() - start
 
     def on_frame(self, event: FrameEvent) -> None:
@@ -72,20 +95,21 @@ class Saver:
             return  # a forked child: the file is the parent's
         if not (self._affordable() and self._try()):
             self._changed.set()
+        self._work()
 
     def tally(self, code: types.CodeType) -> Tally:
         """Calls are not asked for: the recording counts them."""
         return Tally()
 
-    def _run(self) -> None:
-        while not self._ended.is_set():
+    def _run(self, ended: threading.Event) -> None:
+        while not ended.is_set():
             self._changed.wait(_IDLE)
-            self._changed.clear()
-            if self._ended.wait(_SOON):
+            if ended.wait(_SOON):
                 return
             while not self._affordable():
-                if self._ended.wait(_SOON):
+                if ended.wait(_SOON):
                     return
+            self._changed.clear()
             self._try()
 
     def _affordable(self) -> bool:

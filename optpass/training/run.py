@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from optpass.api import report as finished_report
 from optpass.backend import inner
 from optpass.backend.memory.measure import step_peak
 from optpass.backend.reporting import build_report
@@ -320,7 +321,7 @@ def _write(prepared: Prepared, outcome: Outcome) -> None:
     from optpass.reporting.html import write_html  # Jinja2 is needed only now
 
     store.current().set_training(summary(prepared, outcome))
-    outcome.report = build_report(prepared.job.config.name)
+    outcome.report = finished_report(prepared.job.config.name)
     outcome.paths = (prepared.folder / "report.json", prepared.folder / "report.html")
     write_json(outcome.report, outcome.paths[0])
     write_html(outcome.report, outcome.paths[1])

@@ -47,7 +47,8 @@ def _live_in_forward(schedule: Schedule, timeline: Timeline, at: int) -> list[in
         for s in schedule.operations[index].outputs:
             made[s] = position
     last = schedule.forward_last
-    return [s for s in made if s in kept or last.get(s, made[s]) >= at]
+    inside = schedule.forward_inside
+    return [s for s in made if s in kept or (last.get(s, made[s]) >= at and s not in inside)]
 
 
 def _live_in_backward(schedule: Schedule, timeline: Timeline, at: int) -> list[int]:
@@ -56,8 +57,8 @@ def _live_in_backward(schedule: Schedule, timeline: Timeline, at: int) -> list[i
     found = [*problem.forward_outputs, *(s.index for s in problem.storages if s.tangent)]
     for instance, s in enumerate(timeline.storage):
         born, last = timeline.birth[instance], timeline.last[instance]
-        if born < 0 and last < 0:
-            continue  # kept by the state, and never read
+        if (born < 0 and last < 0) or not timeline.bytes[instance]:
+            continue  # kept by the state, and never read; or never stored
         if born <= at and (last >= at or s in lasting):
             found.append(s)
     return found

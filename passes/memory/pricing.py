@@ -16,6 +16,7 @@ from optpass.passes.devices import DeviceSpec
 from optpass.passes.memory.problem import Price
 from optpass.passes.memory.workspace import Library, workspace_bytes
 from optpass.passes.roofline.analysis import program_of
+from optpass.passes.roofline.lowering import Fusing, fusing_of
 from optpass.passes.roofline.price import Priced, price
 from optpass.reporting.model import Op
 
@@ -37,16 +38,20 @@ def node_prices(
         hint: int for a symbolic size; default the symbol's own hint.
         library: as for `workspace.op_workspace`.
     """
-    priced = price(program_of([AtenGraph("forward", graph)], on_cpu=device.kind == "cpu", hint=hint), device)
+    program = program_of([AtenGraph("forward", graph)], on_cpu=device.kind == "cpu", hint=hint)
+    priced = price(program, device)
     shares = _shares(priced) if fused else {}
     by_name = {op.name: op for op in priced.ops}
+    kinds = {info.name: info.cost.kind for info in program.ops if info.cost is not None}
 
     def of(node: fx.Node) -> Price:
         op = by_name.get(node.name)
         if op is None:
             return Price(workspace=workspace_bytes(node, library))  # a higher-order operator may hold much
         seconds = shares.get(op.name, op.time_us) * 1e-6
-        return Price(seconds, op.flops, workspace_bytes(node, library))
+        fusing = fusing_of(node.target, kinds.get(node.name, "other")) if fused else Fusing()
+        workspace = 0 if fusing.reads else workspace_bytes(node, library)
+        return Price(seconds, op.flops, workspace, fusing)
 
     return of
 

@@ -15,6 +15,10 @@ from torch import fx
 
 from optpass.passes.memory import storage as storages_of
 from optpass.passes.memory.purity import why_not_recomputed
+from optpass.passes.roofline.lowering import Fusing
+
+#: A kernel of its own.
+ALONE = Fusing()
 
 
 @dataclass(slots=True)
@@ -49,6 +53,7 @@ class Operation:
         forward: the forward graph runs it.
         backward: it depends on a tangent: the backward runs it, once, in this order.
         kept_why: why it must not be run again; '' where it may.
+        fusing: how the executor runs it together with others.
     """
 
     index: int
@@ -61,6 +66,7 @@ class Operation:
     forward: bool = False
     backward: bool = False
     kept_why: str = ""
+    fusing: Fusing = ALONE
 
 
 @dataclass
@@ -68,15 +74,18 @@ class Problem:
     """Everything the search knows.
 
     Attributes:
-        operations: in execution order; those of the forward are run in this order, as are those of the backward. The
-            last one is the return of the backward.
+        operations: in execution order; those of the forward are run in this order, those of the backward in
+            about this order (`sequence`). The last one is the return of the backward.
         storages: by index.
         storage_of: root storages of each node's value (several for a tuple).
-        forward_outputs: storages that the forward returns; the caller holds them until the step ends.
+        forward_outputs: storages that the forward returns.
         backward_outputs: storages that the backward returns: gradients, live until it ends.
         baseline: storages kept from forward to backward when nothing is asked for.
         statics: bytes that are there throughout: parameters, gradients, optimizer state, buffers, inputs.
-        tail: bytes that the caller allocates between forward and backward, beside outputs and tangents.
+        tail: bytes that the caller allocates between forward and backward, beside outputs and tangents; negative where
+            they are not there at the same time.
+        kept: bytes that the caller allocates then and holds until the backward has returned; part of `tail`.
+        outputs_held: the caller holds the outputs until the step ends, not only until its loss has read them.
         tangents_held: the caller holds the gradients of the outputs until the backward has returned.
     """
 
@@ -88,17 +97,20 @@ class Problem:
     baseline: frozenset[int] = frozenset()
     statics: int = 0
     tail: int = 0
+    kept: int = 0
+    outputs_held: bool = True
     tangents_held: bool = False
     notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Price:
-    """What running a node once takes."""
+    """What running a node once takes, and how it goes into kernels with others."""
 
     seconds: float = 0.0
     flops: float = 0.0
     workspace: int = 0
+    fusing: Fusing = ALONE
 
 
 def build(
@@ -168,7 +180,7 @@ class _Builder:
             index = node.args[1]
             self.roots[node] = (parts[index],) if isinstance(index, int) and index < len(parts) else parts
             return
-        if base is not None and storages_of.is_tensor(node):
+        if base is not None:  # of several tensors too: parts of one storage
             self.roots[node] = self.roots.get(base, ())
             return
         target = storages_of.written_argument(node)
@@ -183,8 +195,9 @@ class _Builder:
         if not why and any(a in self._written for a in node.all_input_nodes):
             why = "reads an input that the step changes in place"
         self.operations.append(
-            Operation(operation, node, reads, made, cost.seconds, cost.flops, cost.workspace, kept_why=why)
+            Operation(operation, node, reads, made, cost.seconds, cost.flops, cost.workspace, fusing=cost.fusing)
         )
+        self.operations[-1].kept_why = why
         self._of_node[node] = operation
 
     def _made(self, node: fx.Node, operation: int) -> tuple[int, ...]:

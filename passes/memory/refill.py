@@ -18,11 +18,17 @@ from itertools import pairwise
 from optpass.passes.memory.schedule import Schedule, State, Timeline
 
 #: Operations that all timelines tried may have together: what bounds the time that this takes.
-EFFORT = 150_000
+EFFORT = 300_000
 #: Of graphs of at most so many operations, exchanges are tried too, whose number grows with the square.
 SMALL, EFFORT_SMALL = 200, 600_000
+#: Parts of the effort, each for the way up from one state: small ones and large ones are both looked at.
+STARTS = 6
+#: Classes of which one tensor less is tried, to come down to a gap from above.
+LESS = 12
+#: Kept tensors that may be let go of together for one that they are made of.
+RUN = 3
 #: Between plans whose peaks are further apart than this part of the larger, more are looked for, with this effort.
-GAP, EFFORT_GAPS = 0.01, 100_000
+GAP, EFFORT_GAPS = 0.01, 300_000
 
 
 @dataclass(frozen=True)
@@ -53,9 +59,10 @@ class Refill:
 
     def from_states(self, states: Iterable[State]) -> list[Plan]:
         """Plans above each of `states`, as far as the effort allows."""
+        share = self._left // STARTS
         for state in states:
             if self._left > 0:
-                self._up(state)
+                self._up(state, max(self._left - share, 0))
         self._left = EFFORT_GAPS
         self._fill()
         return self.plans
@@ -78,9 +85,10 @@ class Refill:
         start = at - 1 if at and self.plans[at - 1].peak == peak else at
         self.plans[start:end] = [Plan(peak, seconds, state)]
 
-    def _up(self, state: State) -> None:
+    def _up(self, state: State, left: int) -> None:
+        """From `state` upwards until nothing helps, or until no more effort than `left` is left."""
         timeline = self._run(state)
-        while self._is_new(timeline) and self._left > 0:
+        while self._is_new(timeline) and self._left > left:
             best = self._best(state, timeline)
             if best is None:
                 return
@@ -135,6 +143,23 @@ class Refill:
             for s in way:
                 state = _with(state, [s])
                 yield state
+        yield from self._less(high)
+
+    def _less(self, high: State) -> Iterator[State]:
+        """`high` without one tensor that it keeps, and without several: what costs least to compute again for its bytes
+        first, one of each class."""
+        operations, sizes, producer = self.schedule.operations, self.schedule.sizes, self.schedule._producer
+        free = (s for s in sorted(high.kept) if sizes[s] and s not in self.pinned and s not in self.schedule._held)
+        firsts = {self.classes[s]: s for s in free}
+        cheap = sorted(firsts.values(), key=lambda s: (operations[producer[s]].seconds / sizes[s], s))[:LESS]
+        without = high
+        for s in cheap:
+            state = high.copy()
+            state.kept.discard(s)
+            yield state
+            without = without.copy()
+            without.kept.discard(s)
+            yield without
 
     def _trials(self, state: State, timeline: Timeline) -> Iterator[tuple[State, bool]]:
         """States that compute less again than `state` does, and exchanges of what is kept for what is not."""
@@ -160,6 +185,26 @@ class Refill:
                     trial = _with(state, part)
                     trial.kept.difference_update(gone)
                     yield trial, True
+        for trial in self._instead(state, timeline, sorted(s for members in again.values() for s in members)):
+            yield trial, True
+
+    def _instead(self, state: State, timeline: Timeline, again: Sequence[int]) -> Iterator[State]:
+        """States that keep one of `again` instead of those that are made of it next: these are kept no more, or only
+        until they were read for the first time. What is kept for nobody is not kept for their sake either."""
+        held = self.schedule._held
+        free = sorted(s for s in timeline.saved if s not in self.pinned and s not in held)
+        idle = state.kept.difference(timeline.saved, self.pinned, again)
+        first = {s: timeline.anchors[timeline.uses[timeline.saved[s]][0]] + 1 for s in free}
+        several = {s for s in free if timeline.anchors[timeline.uses[timeline.saved[s]][-1]] >= first[s]}
+        for s in again:
+            behind = [other for other in free if other > s]
+            for count in range(1, min(len(behind), RUN) + 1):
+                for until in ((), several.intersection(behind[:count])) if several else ((),):
+                    trial = _with(state, [s])
+                    trial.kept.difference_update(idle, set(behind[:count]).difference(until))
+                    for other in until:
+                        trial.evicted.setdefault(first[other], set()).add(other)
+                    yield trial
 
     def _held_on(self, state: State, timeline: Timeline) -> Iterator[State]:
         """States where what was computed again once is held for its next use."""

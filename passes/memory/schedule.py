@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from optpass.passes.memory.fused import Bytes, Fusion, Steps
 from optpass.passes.memory.problem import Problem
+from optpass.passes.memory.sequence import tightened
 
-Bytes = NDArray[np.int64]
 #: What is kept, and what is not held at which positions.
 FrozenState = tuple[tuple[int, ...], tuple[tuple[int, tuple[int, ...]], ...]]
 
@@ -57,8 +57,10 @@ class Timeline:
         anchors: position in the backward (`Schedule.anchors`) that each step belongs to.
         reads: for each step, the instance of each input.
         storage, birth, last: of each instance: its storage, the step that made it (-1: kept from the forward), and the
-            last step that reads it.
+            last step that reads it, inside whatever kernel that is.
         uses: for each instance, the steps that read it, ascending.
+        bytes: of each instance; 0 for one that is never stored.
+        inside: for each step, whether its result is computed inside its readers.
         saved: storages kept from the forward, with their instances.
         forward, backward: bytes live during each operation of the forward, and during each step.
         boundary: bytes live between the two.
@@ -79,6 +81,8 @@ class Timeline:
     boundary: int
     peak: int
     recomputed_s: float
+    bytes: Bytes
+    inside: list[bool]
 
 
 class Schedule:
@@ -88,44 +92,53 @@ class Schedule:
         self.problem = problem
         self.operations = problem.operations
         self.sizes = np.array([s.bytes for s in problem.storages], dtype=np.int64)
+        self.fusion = Fusion(problem.operations, self.sizes)
         self.order = [o.index for o in problem.operations if o.forward]
-        self.anchors = [o.index for o in problem.operations if o.backward]
         self.given = [s.given and not s.tangent for s in problem.storages]
         self.tangents = [s.index for s in problem.storages if s.tangent]
         self._inputs = [tuple(s for s in o.inputs if not self.given[s]) for o in problem.operations]
         self._producer = [s.producer for s in problem.storages]
         self._held = frozenset(problem.forward_outputs)
         self._forward_made = {s for i in self.order for s in self.operations[i].outputs}
+        given = {s for s, there in enumerate(self.given) if there}
+        backward = [o.index for o in problem.operations if o.backward]
+        self.anchors = tightened(problem.operations, backward, self.sizes.tolist(), self._held | given)
         self._profile()
 
     # ---- the forward --------------------------------------------------------------------------------------------
 
     def _profile(self) -> None:
         """Bytes live during each forward operation if nothing were kept, and where each storage is last used."""
-        position = {index: i for i, index in enumerate(self.order)}
         made: dict[int, int] = {}
-        last: dict[int, int] = {}
+        uses: dict[int, list[int]] = {}
         for i, index in enumerate(self.order):
-            for s in self.operations[index].outputs:
-                made[s] = last[s] = i
             for s in self._inputs[index]:
-                last[s] = i
+                uses[s].append(i)
+            for s in self.operations[index].outputs:
+                made[s], uses[s] = i, []
+        value = {s: v for v, s in enumerate(made)}
+        reads = [[value[s] for s in self._inputs[index]] for index in self.order]
+        steps = Steps(self.order, list(made), list(made.values()), list(uses.values()), reads)
+        stored = self.fusion.stored(steps, self._held)
         n = len(self.order)
         change = np.zeros(n + 1, dtype=np.int64)
-        for s, start in made.items():
-            change[start] += self.sizes[s]
-            change[n if s in self._held else last[s] + 1] -= self.sizes[s]
-        self._bare = np.cumsum(change)[:n]
+        self.forward_last = dict(zip(made, stored.last.tolist(), strict=True))
+        #: Position in the forward behind which keeping a storage takes bytes.
+        self._kept_from: dict[int, int] = {}
+        for (s, start), size in zip(made.items(), stored.bytes.tolist(), strict=True):
+            change[start] += size
+            change[n if s in self._held else self.forward_last[s] + 1] -= size
+            self._kept_from[s] = start - 1 if stored.inside[start] else self.forward_last[s]
+        self.forward_inside = {s for s, start in made.items() if stored.inside[start]}
+        self._bare = np.cumsum(change)[:n] - stored.overwritten
         self._bare += np.array([self.operations[i].workspace for i in self.order], dtype=np.int64)
-        self.forward_last = last
-        self.forward_position = position
 
     def _forward(self, saved: Iterable[int]) -> Bytes:
         n = len(self.order)
         change = np.zeros(n + 1, dtype=np.int64)
         for s in saved:
             if s not in self._held and s in self.forward_last:
-                change[self.forward_last[s] + 1] += self.sizes[s]
+                change[self._kept_from[s] + 1] += self.sizes[s]
         change[n] = 0
         result: Bytes = self._bare + np.cumsum(change)[:n]
         return result
@@ -144,19 +157,20 @@ class Schedule:
         saved = {s: i for i, s in enumerate(walk.storage) if walk.birth[i] < 0 and walk.uses[i] and s not in tangents}
         n = len(walk.steps)
         storage = np.array(walk.storage, dtype=np.int64)
-        last = np.array([u[-1] if u else b for u, b in zip(walk.uses, walk.birth, strict=True)], dtype=np.int64)
         birth = np.array(walk.birth, dtype=np.int64)
+        stored = self.fusion.stored(Steps(walk.steps, walk.storage, walk.birth, walk.uses, walk.reads), self._held)
+        last, size = stored.last, stored.bytes
         if self.problem.tangents_held:
             last[np.isin(storage, self.tangents)] = n - 1
         change = np.zeros(n + 2, dtype=np.int64)
-        size = self.sizes[storage] if len(storage) else np.zeros(0, dtype=np.int64)
-        held = np.array([s in self._held for s in walk.storage], dtype=bool)
+        lent = self._held if self.problem.outputs_held else frozenset()
+        held = np.array([s in lent for s in walk.storage], dtype=bool)
         live = ~held & ~((birth < 0) & (last < 0))
         np.add.at(change, np.maximum(birth, 0)[live], size[live])
         np.add.at(change, last[live] + 1, -size[live])
         problem = self.problem
         outputs = int(self.sizes[list(self._held)].sum()) if self._held else 0
-        backward = np.cumsum(change)[:n] + outputs
+        backward = np.cumsum(change)[:n] + (outputs if lent else 0) + problem.kept - stored.overwritten
         backward += np.array([self.operations[i].workspace for i in walk.steps], dtype=np.int64)
         forward = self._forward(saved)
         kept = sum(int(self.sizes[s]) for s in saved if s not in self._held)
@@ -167,7 +181,7 @@ class Schedule:
         )
         return Timeline(
             walk.steps, walk.anchors, walk.reads, walk.storage, walk.birth, last.tolist(), walk.uses, saved, forward,
-            backward, boundary, peak, again,
+            backward, boundary, peak, again, size, stored.inside,
         )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from optpass.passes.memory import workspace_elementwise, workspace_library
+from optpass.passes.memory.storage import nbytes
 from optpass.passes.memory.workspace_bodies import bodies_bytes
 from optpass.passes.memory.workspace_call import Call, number
 
@@ -23,6 +24,8 @@ from optpass.passes.memory.workspace_call import Call, number
 Library = Callable[[Call], int | None]
 
 _RULES = {**workspace_elementwise.RULES, **workspace_library.RULES}
+#: Operators that run another one, their first or second argument, and keep the state of the CPU's generator meanwhile.
+_SAVES_STATE, _WITH_STATE = torch.ops.higher_order.run_and_save_rng_state, torch.ops.higher_order.run_with_rng_state
 
 
 def workspace_bytes(node: fx.Node, library: Library | None = None) -> int:
@@ -43,6 +46,10 @@ def op_workspace(
     target: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, library: Library | None = None
 ) -> int:
     """As `workspace_bytes`, of a call with its values: tensors, fake or not, for tensors."""
+    if target is _SAVES_STATE:
+        return op_workspace(args[0], args[1:], kwargs, out[1] if isinstance(out, (list, tuple)) else None, library)
+    if target is _WITH_STATE:
+        return nbytes(args[0], number) + op_workspace(args[1], args[2:], kwargs, out, library)
     if isinstance(target, torch._ops.HigherOrderOperator):
         return bodies_bytes(target, args, lambda node: workspace_bytes(node, library), number)
     call = Call.of(target, args, kwargs, out)

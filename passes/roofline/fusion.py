@@ -22,7 +22,7 @@ from optpass.passes.roofline.extract import Extractor, Shape, tensors
 from optpass.passes.roofline.index_map import IndexMap, contiguous
 from optpass.passes.roofline.kernel import Kernel, Read, Storage, Value, loop_kernel, write_key
 from optpass.passes.roofline.loops import pick_order
-from optpass.passes.roofline.lowering import LoweredOp, Role, role_of
+from optpass.passes.roofline.lowering import HEAVY, LoweredOp, Role, role_of
 from optpass.passes.roofline.program import GroupInfo, OpInfo
 from optpass.passes.roofline.scheduling import Merger, rules_for
 
@@ -32,8 +32,6 @@ REALIZE_READS = 4
 REALIZE_ACCUMULATED_READS = 8
 #: Ops in one pointwise expression above which a reused value is stored (`config.realize_opcount_threshold`).
 REALIZE_OPS = 30
-#: Ops that Inductor's CPU backend stores when their result is reused (`ir.StorageBox.should_realize_on_reuse`).
-HEAVY = frozenset({"exp", "sigmoid"})
 
 
 def kernels_of(extractor: Extractor, ops: dict[fx.Node, int], infos: list[OpInfo], on_cpu: bool) -> list[GroupInfo]:

@@ -50,6 +50,26 @@ class LoweredOp:
     reduced: frozenset[int] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class Fusing:
+    """How an op goes into kernels with others.
+
+    Attributes:
+        inlined: its result is computed inside whoever reads it, where that is possible.
+        reads: what it reads may be computed inside it.
+        overwrites: its result may take the place of an input of the same size that nobody reads afterwards.
+        heavy: where its result is read more than once, it is stored.
+    """
+
+    inlined: bool = False
+    reads: bool = False
+    overwrites: bool = False
+    heavy: bool = False
+
+
+#: Ops that Inductor's CPU backend stores when their result is reused (`ir.StorageBox.should_realize_on_reuse`).
+HEAVY = frozenset({"exp", "sigmoid"})
+
 _CONSTANT = frozenset(
     "full iota arange scalar_tensor zeros ones empty full_like zeros_like ones_like empty_like new_empty new_full "
     "new_zeros new_ones inductor_seeds inductor_lookup_seed sym_size sym_numel empty_strided eye rngprims".split()
@@ -106,6 +126,19 @@ def role_of(node: fx.Node, x: Extractor, info: OpInfo) -> LoweredOp:
     if name in _REDUCE:
         return _reduction(node, x, name)
     return LoweredOp(name, Role.EXTERN)
+
+
+def fusing_of(target: object, kind: str) -> Fusing:
+    """How an op goes into kernels with others, by its name and its `OpCost.kind` ('other' where that is not known)."""
+    name = base_name(target)
+    if name in _SCATTER and name not in _POINTWISE_SCATTER:
+        return Fusing(overwrites=name != "embedding_dense_backward")
+    if name in _CONSTANT or name in _GATHER or name in _POINTWISE_SCATTER:
+        return Fusing(inlined=True, reads=True)
+    if name in _COPYING or name in _RNG or kind in _POINTWISE_KINDS:
+        stored = name in _RNG or name in ("cat", "stack") or name.endswith("_")
+        return Fusing(inlined=not stored, reads=True, overwrites=True, heavy=name in HEAVY)
+    return Fusing(reads=name in _REDUCE)
 
 
 def _row_dims(node: fx.Node, x: Extractor, name: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 import torch
 from torch import nn
 
+from optpass.backend.audit.standing import STANDING
+from optpass.backend.exit_report import _AtExit
 from optpass.backend.reporting import build_report, reset_report
 from optpass.backend.session import SESSIONS, STEADY_CALLS
 from optpass.options import Options
@@ -159,6 +162,25 @@ def test_the_public_function() -> None:
     assert len(optpass.report().graphs) == 1
     optpass.reset_report()
     assert optpass.report().graphs == []
+
+
+def test_the_report_at_exit_says_what_to_do_about_breaks(tmp_path: Path) -> None:
+    """As the user's own call does: with the text, and with the diff where there is one."""
+
+    def breaks(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        print("one")
+        return y * 2
+
+    STANDING.begin()
+    torch.compile(breaks, backend="optpass", options={"inner": "eager"})(torch.ones(3))
+    at_exit = _AtExit()
+    at_exit.pid, at_exit.paths = os.getpid(), {str(tmp_path / "r.json"): None}
+    at_exit.write()
+    report = Report.model_validate_json((tmp_path / "r.json").read_text())
+    assert report.audit is not None
+    (brk,) = report.audit.breaks
+    assert "print" in brk.fix.text and '-        print("one")' in brk.fix.diff
 
 
 @pytest.mark.parametrize("path", ["/dev/null/r.json", "afile/r.html", "folder.json"])

@@ -153,13 +153,23 @@ def propose_all(breaks: Sequence[Break], files: Mapping[str, str], root: str = "
 
 
 def compose(found: Sequence[Proposal]) -> list[Edit]:
-    """The edits of all proposals that do not get in each other's way; equal edits are made once."""
+    """The edits of all proposals that do not get in each other's way; equal edits are made once.
+
+    One that rewrites the whole of what another one rewrites a part of, as for a branch in a branch, stands for both.
+    """
     kept: list[Edit] = []
     for proposal in found:
+        if any(_covers(other, edit) for edit in proposal.edits for whole in found for other in whole.edits):
+            continue
         new = [edit for edit in proposal.edits if edit not in kept]
         if not any(_conflict(edit, other) for edit in new for other in kept):
             kept += new
     return kept
+
+
+def _covers(whole: Edit, part: Edit) -> bool:
+    inside = whole.start <= part.start and part.end <= whole.end and part.start < part.end
+    return inside and whole.end - whole.start > part.end - part.start
 
 
 def _conflict(one: Edit, other: Edit) -> bool:

@@ -86,6 +86,21 @@ class Site:
         head = f"{source.indent(first)}if not {self.torch}.compiler.is_compiling():{source.newline}"
         return [*self.torch_import(), Edit(start, end, head + source.indented(first, last, source.unit))]
 
+    def guarded_in_row(self, chosen: list[ast.stmt]) -> list[Edit] | None:
+        """Give each of the statements on a line one of its own, some of them under such a guard."""
+        source = self.source
+        row = source.row(chosen[0])
+        if self.torch is None or len(row) < 2 or not all(statement in row for statement in chosen):
+            return None
+        indent, lines = source.indent(row[0]), list(source.comments(*source.whole_lines(row[0], row[-1])))
+        for before, statement in zip([None, *row], row, strict=False):
+            guarded = statement in chosen
+            if guarded and before not in chosen:
+                lines.append(f"if not {self.torch}.compiler.is_compiling():")
+            lines.append(source.unit * guarded + source.segment(statement))
+        text = "".join(f"{indent}{line}{source.newline}" for line in lines)
+        return [*self.torch_import(), Edit(*source.whole_lines(row[0], row[-1]), text)]
+
     def _bound_somewhere(self, name: str) -> bool:
         return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(self.source.tree))
 

@@ -108,6 +108,22 @@ class Source:
         after = self.text[end : self.line_start(statement.end_lineno + 1)].strip()
         return not before.strip() and (not after or after.startswith("#"))
 
+    def row(self, statement: ast.stmt) -> list[ast.stmt]:
+        """The statements of a block that share lines with this one, divided by `;`; itself alone where there is none.
+
+        Empty where something else shares these lines.
+        """
+        block = self.block(statement)
+        first = last = block.index(statement)
+        while first > 0 and block[first - 1].end_lineno == block[first].lineno:
+            first -= 1
+        while last + 1 < len(block) and block[last + 1].lineno == block[last].end_lineno:
+            last += 1
+        start, (_, end) = self.line_start(block[first].lineno), self.span(block[last])
+        before = self.text[start : self.span(block[first])[0]].removeprefix("\ufeff")
+        after = self.text[end : self.line_start((block[last].end_lineno or 0) + 1)].strip().removeprefix(";").strip()
+        return [] if before.strip() or (after and not after.startswith("#")) else block[first : last + 1]
+
     def whole_lines(self, first: ast.stmt, last: ast.stmt) -> tuple[int, int]:
         """Offsets of all lines from one statement to another, the last line's ending included."""
         assert last.end_lineno is not None

@@ -133,7 +133,11 @@ class FunctionRecord(Record):
     graphs: int = Field(default=0, description="Graphs compiled for it, those of its resumed parts included.")
     compiles: int = Field(default=0, description="Compiles of its own frame.")
     ops_captured: int = Field(default=0, description="Tensor operations inside its graphs.")
-    ops_total: int | None = Field(default=None, description="Tensor operations of a call; null: not counted.")
+    ops_total: int | None = Field(
+        default=None,
+        description="Tensor operations of a call. Where graphs break, as torch's profiler counted one: a call without "
+        "a compile, or, as long as there was none, what ran between the compiles of one. Null: not counted.",
+    )
     compile_s: float = Field(default=0.0, description="Spent compiling it and its resumed parts.")
     t_first_s: float | None = Field(default=None, description="First call, compile included.")
     t_steady_s: float | None = Field(default=None, description="Median of calls after warm-up (no compile since).")

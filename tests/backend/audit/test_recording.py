@@ -239,55 +239,6 @@ def test_backend_records_nothing_where_told_so(program: Program) -> None:
     assert optpass.report().audit is None
 
 
-def test_share_of_operations_in_graphs(program: Program, record: Record) -> None:
-    module = program("""
-        def helper(x):
-            return x.cos() + 1
-
-        def f(x):
-            for i in range(2):
-                print(i)
-                x = helper(x) * 2
-            return x
-
-        def g(x):
-            y = x.sin() + 1
-            print("g")
-            return y * 2
-    """)
-    f = {record.function: record for record in record(module.f, torch.randn(4), calls=6).functions}
-    assert (f["f"].ops_captured, f["f"].ops_total) == (4, 6)  # two calls of helper, and two products outside of it
-    audit = record(module.g, torch.randn(4), calls=6)
-    assert audit.summary.ops_captured_fraction == 1.0
-
-
-def test_share_is_not_known_before_a_call_was_observed(program: Program, record: Record) -> None:
-    audit = record(program(BROKEN).f, torch.randn(4), calls=1)
-    assert audit.functions[0].ops_total is None and audit.summary.ops_captured_fraction is None
-
-
-def test_observing_leaves_the_program_alone(program: Program, record: Record) -> None:
-    module = program(BROKEN)
-    before = dict(vars(module))
-    audit = record(module.f, torch.randn(4), calls=6)
-    assert audit.functions[0].ops_total == 2
-    graphs = {name: value for name, value in vars(module).items() if name.startswith("__compiled_fn")}
-    assert len(graphs) == 2
-    assert not any("optpass" in getattr(v, "__qualname__", "") for v in graphs.values())
-    assert all(vars(module)[name] is value for name, value in before.items())
-
-
-def test_an_active_profiler_is_not_disturbed(program: Program) -> None:
-    module = program(BROKEN)
-    with Recording() as recording:
-        compiled = torch.compile(module.f, backend="eager")
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            for _ in range(5):
-                compiled(torch.randn(4))
-    assert any("aten::add" in event.key for event in profile.key_averages())
-    assert recording.result().functions[0].ops_total is None
-
-
 def test_timing_rests_when_it_has_enough_and_goes_on_after_a_compile(program: Program) -> None:
     module = program(BROKEN)
     x = torch.randn(4)

@@ -126,3 +126,28 @@ def test_a_buffer_is_not_kept_for_a_later_kernel() -> None:
         assert AllocateLine.should_reuse_buffer(behind, freed, 10)  # type: ignore[arg-type]
         assert not AllocateLine.should_reuse_buffer(later, freed, 10)  # type: ignore[arg-type]
     assert AllocateLine.should_reuse_buffer is wants
+
+
+def _far_apart(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> list[torch.Tensor]:
+    product = torch.mm(a, b)
+    early = torch.mm(product.sin(), c)
+    return [early, product.cos() * torch.mm(c, c)]
+
+
+def _side_by_side(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> list[torch.Tensor]:
+    product, other = torch.mm(a, b), torch.mm(c, c)
+    return [torch.mm(product.sin(), c), product.cos() * other]
+
+
+def _frees_as_much(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> list[torch.Tensor]:
+    product, other = torch.mm(a, b), torch.mm(c, c)
+    early = torch.mm(product.sin() * other.sin(), c)
+    return [torch.mm(early, c), product.cos() * other.cos()]
+
+
+@pytest.mark.parametrize(("program", "merged"), [(_far_apart, False), (_side_by_side, True), (_frees_as_much, True)])
+def test_kernels_do_not_run_before_their_time_to_be_merged(program: Any, merged: bool) -> None:
+    sizes = (8, 64), (64, 8), (8, 8)
+    for improve, one in ((None, True), (least_peak, merged)):
+        source = _lowered(program, *sizes, improve=improve)
+        assert (source.count("async_compile.cpp_pybinding(") == 1) is one

@@ -158,6 +158,26 @@ def test_records_survive_how_it_ends(tmp_path: Path, end: str, code: int, partia
     assert ended.audit is not None and re.search(partial, ended.audit.partial or "")
 
 
+RAISES = """
+import torch
+def f(table, ids):
+    h = torch.embedding(table, ids)
+    torch._dynamo.graph_break()
+    return h.sum(-1)
+compiled = torch.compile(f, backend="eager")
+compiled(torch.ones(4, 4), torch.tensor([1, 2]))
+compiled(torch.ones(4, 4), torch.tensor([1, 7]))
+"""
+
+
+def test_an_error_in_an_observed_graph_is_told_as_without_us(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = script(tmp_path, RAISES)
+    alone = direct([path], tmp_path)
+    ended = run(Job(path))
+    assert ended.code == alone.returncode == 1 and "IndexError: index out of range" in alone.stderr
+    assert capfd.readouterr().err == alone.stderr
+
+
 TRAINS = """
 import sys, torch
 net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())

@@ -1,27 +1,35 @@
-"""A branch on a tensor whose sides are both cheap and safe to compute: `torch.where`. Others: cond.py."""
+"""A branch on a tensor whose sides are all cheap and safe to compute: `torch.where`. Others: cond.py."""
 
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
 
 from optpass.auditing.fixes.facts import Facts
 from optpass.auditing.fixes.rewrites.conditions import predicate
+from optpass.auditing.fixes.rewrites.decisions import (
+    Choice,
+    Plan,
+    Value,
+    bound_before,
+    decided,
+    is_elif,
+    leaves,
+    plan_of,
+    tests,
+)
 from optpass.auditing.fixes.site import Site
 from optpass.auditing.fixes.source import Edit
 
-
-@dataclass(frozen=True)
-class _Choice:
-    """One value that the branch decides: `name = torch.where(test, yes, no)`, or returned where name is None."""
-
-    name: str | None
-    yes: ast.expr
-    no: ast.expr
+#: What makes a tensor whose size depends on data: of an empty one, some reductions cannot be made.
+_PLAIN = (
+    ast.Name, ast.Constant, ast.Attribute, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.expr_context, ast.cmpop,
+    ast.boolop, ast.unaryop,
+)  # fmt: skip
+_SIZES_BY_DATA = frozenset({"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "where"})
 
 
 class WhereBranch:
-    """`if tensor: y = a` / `else: y = b` -> `y = torch.where(tensor, a, b)`; also with `return`."""
+    """`if tensor: y = a` / `else: y = b` -> `y = torch.where(tensor, a, b)`; also `elif`, and with `return`."""
 
     name = "where"
     note = "Both sides are computed in every call."
@@ -31,14 +39,19 @@ class WhereBranch:
         branch = site.statement
         if not isinstance(branch, ast.If) or not in_test(site, branch) or site.torch is None:
             return None
-        plan = _choices(branch, site, facts)
-        test = predicate(branch.test, site, facts)
-        if plan is None or test is None or not all(_exchangeable(c, facts) for c in plan.values):
+        plan = plan_of(branch, site)
+        if plan is None or not all(_exchangeable(choice, facts) for choice in plan.values.values()):
             return None
-        lines = [*_comments(site, plan), *_binding(plan, test, site)]
-        indent = site.source.indent(branch)
-        text = site.source.newline.join(indent + line for line in lines) + site.source.newline
-        return [*site.torch_import(), Edit(*site.source.whole_lines(branch, plan.last), text)]
+        lines = _binding(plan, site, facts)
+        if lines is None:
+            return None
+        source, indent = site.source, site.source.indent(branch)
+        lead = ""
+        if is_elif(branch, site):
+            lead, indent = f"{indent}else:{source.newline}", indent + source.unit
+        start, end = source.whole_lines(branch, plan.last)
+        text = "".join(f"{indent}{line}{source.newline}" for line in [*source.comments(start, end), *lines])
+        return [*site.torch_import(), Edit(start, end, lead + text)]
 
 
 class WhereExpression:
@@ -60,136 +73,88 @@ class WhereExpression:
         return None
 
     def _rewrite(self, node: ast.IfExp, site: Site, facts: Facts) -> list[Edit] | None:
-        test = predicate(node.test, site, facts)
-        choice = _Choice(None, node.body, node.orelse)
-        if test is None or site.torch is None or not _exchangeable(choice, facts):
+        choice = decided(node)
+        if site.torch is None or not _exchangeable(choice, facts):
             return None
-        new = f"{site.torch}.where({test}, {site.source.segment(node.body)}, {site.source.segment(node.orelse)})"
-        return [*site.torch_import(), site.replace(node, new)]
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What an `if` decides, and the last statement that the rewriting replaces."""
-
-    values: list[_Choice]
-    last: ast.stmt
-
-
-def _choices(branch: ast.If, site: Site, facts: Facts) -> _Plan | None:
-    """The values that an `if` decides, if that is all it does."""
-    source = site.source
-    if not source.alone(branch) or is_elif(branch, site):
-        return None
-    if all(isinstance(body[-1], ast.Return) for body in (branch.body, branch.orelse or branch.body)):
-        return _returned(branch, site)
-    yes, no = _assignments(branch.body), _assignments(branch.orelse)
-    if yes is None or no is None:
-        return None
-    names = [*yes, *(name for name in no if name not in yes)]
-    values = []
-    for name in names:
-        before = ast.Name(name, ast.Load())
-        if not (name in yes and name in no) and not bound_before(name, branch, site):
+        conditions = _conditions([choice], site, facts)
+        if conditions is None:
             return None
-        values.append(_Choice(name, yes.get(name, before), no.get(name, before)))
-    read = {c.name: {n.id for e in (c.yes, c.no) for n in ast.walk(e) if isinstance(n, ast.Name)} for c in values}
-    crossed = any(other != name and name in read[other] for name in read for other in read)
-    return None if crossed or not names or any(site.scope.shared(n) for n in names) else _Plan(values, branch)
+        return [*site.torch_import(), site.replace(node, _where(choice, conditions, site))]
 
 
-def _returned(branch: ast.If, site: Site) -> _Plan | None:
-    """`if t: return a` with `else: return b`, or with `return b` right behind."""
-    block = site.source.block(branch)
-    after = block[block.index(branch) + 1 :]
-    last: ast.stmt = branch
-    other = branch.orelse
-    if not other:
-        other = after[:1]
-        last = after[0] if after else branch
-    if len(branch.body) != 1 or len(other) != 1 or not site.source.alone(last):
-        return None
-    yes, no = branch.body[0], other[0]
-    if not isinstance(yes, ast.Return) or not isinstance(no, ast.Return) or yes.value is None or no.value is None:
-        return None
-    return _Plan([_Choice(None, yes.value, no.value)], last)
+def _exchangeable(choice: Value, facts: Facts) -> bool:
+    """Whether all values are tensors of one shape and dtype that may all be computed, at no risk for the gradient."""
+    values = leaves(choice)
+    if not all(facts.tensor(value) and facts.pure(value, smooth=True) for value in values):
+        return False
+    shapes = {facts.shape(value) for value in values}
+    # Values that convert to unlike dtypes would all become the widest.
+    return None not in shapes and len(shapes) == 1 and len({facts.casts(value) for value in values}) == 1
 
 
-def _assignments(body: list[ast.stmt]) -> dict[str, ast.expr] | None:
-    """Name -> value where the block is plain assignments, each name once; None otherwise."""
-    found: dict[str, ast.expr] = {}
-    for statement in body:
-        if isinstance(statement, ast.Pass):
-            continue
-        plain = isinstance(statement, ast.Assign) and len(statement.targets) == 1
-        target = statement.targets[0] if isinstance(statement, ast.Assign) and plain else None
-        if not isinstance(statement, ast.Assign) or not isinstance(target, ast.Name) or target.id in found:
+def _conditions(choices: list[Value], site: Site, facts: Facts) -> dict[ast.expr, str | None] | None:
+    """Text of each test as a tensor; None for one that is not proved to be one, which Python goes on to decide.
+
+    None for all where a test may not be made without need, or the first is not a tensor: then it is not what broke.
+    """
+    found: dict[ast.expr, str | None] = {}
+    for choice in choices:
+        for test in tests(choice):
+            found.setdefault(test, predicate(test, site, facts))
+        first, *later = tests(choice)
+        if found[first] is None or not all(_made_without_need(test, found[test], site, facts) for test in later):
             return None
-        found[target.id] = statement.value
     return found
 
 
-def _exchangeable(choice: _Choice, facts: Facts) -> bool:
-    """Whether both values are tensors of one shape and dtype that may both be computed, at no risk for the gradient."""
-    for value in (choice.yes, choice.no):
-        if not facts.tensor(value) or not facts.pure(value, smooth=True):
+def _made_without_need(test: ast.expr, text: str | None, site: Site, facts: Facts) -> bool:
+    """Whether a test that was made only where the ones before it fail may be made always; `text`: as a tensor."""
+    statement = site.statement
+    for node in ast.walk(test):
+        call = facts.torch_call(node)
+        if isinstance(node, ast.Subscript) or (call is not None and call[0] in _SIZES_BY_DATA):
             return False
-    shape = facts.shape(choice.yes)
-    same = shape is not None and shape == facts.shape(choice.no)
-    return same and facts.casts(choice.yes) == facts.casts(choice.no)  # else both became the wider dtype
+        if isinstance(node, ast.Name) and site.scope.local(node.id):
+            branch = statement if isinstance(statement, ast.If) else None
+            if node.id not in site.scope.parameters and not (branch and bound_before(node.id, branch, site)):
+                return False
+        if text is None and not isinstance(node, _PLAIN):
+            return False  # whatever it asks of Python may fail where it was not asked before
+        if text is None and isinstance(node, ast.Attribute) and not isinstance(node.value, ast.Name):
+            return False
+    return facts.harmless(test)
 
 
-def _binding(plan: _Plan, test: str, site: Site) -> list[str]:
-    several = len(plan.values) > 1
-    name = site.scope.fresh("condition")
-    lines = [f"{name} = {test}"] if several else []
-    for choice in plan.values:
-        yes, no = (
-            ast.unparse(e) if not hasattr(e, "lineno") else site.source.segment(e) for e in (choice.yes, choice.no)
-        )
-        head = "return " if choice.name is None else f"{choice.name} = "
-        lines.append(f"{head}{site.torch}.where({name if several else test}, {yes}, {no})")
+def _binding(plan: Plan, site: Site, facts: Facts) -> list[str] | None:
+    """The assignments, or the `return`; tests that are used more than once are made first."""
+    conditions = _conditions(list(plan.values.values()), site, facts)
+    if conditions is None:
+        return None
+    lines = []
+    if len(plan.values) > 1:
+        base, number = site.scope.fresh("condition"), 1
+        for test, text in conditions.items():
+            if text is not None:
+                name = base if number == 1 else site.scope.fresh(f"{base}_{number}")
+                lines.append(f"{name} = {text}")
+                conditions[test], number = name, number + 1
+    for target, choice in plan.values.items():
+        head = "return " if target is None else f"{target} = "
+        lines.append(head + _where(choice, conditions, site))
     return lines
 
 
-def _comments(site: Site, plan: _Plan) -> list[str]:
-    start, end = site.source.whole_lines(site.statement, plan.last)
-    return site.source.comments(start, end)
+def _where(value: Value, conditions: dict[ast.expr, str | None], site: Site) -> str:
+    if not isinstance(value, Choice):
+        return site.source.segment(value) if hasattr(value, "lineno") else ast.unparse(value)
+    test = conditions[value.test]
+    yes, no = _where(value.yes, conditions, site), _where(value.no, conditions, site)
+    if test is None:
+        return f"({yes} if {site.source.segment(value.test)} else {no})"
+    return f"{site.torch}.where({test}, {yes}, {no})"
 
 
 def in_test(site: Site, branch: ast.If) -> bool:
+    """Whether the break is in the branch's test."""
     inside = set(ast.walk(branch.test))
     return any(e in inside for e in site.expressions)
-
-
-def is_elif(branch: ast.If, site: Site) -> bool:
-    parent = site.source.parents[branch]
-    return (
-        isinstance(parent, ast.If)
-        and parent.orelse == [branch]
-        and site.source.text[site.source.span(branch)[0] :].startswith("elif")
-    )
-
-
-def bound_before(name: str, branch: ast.If, site: Site) -> bool:
-    """Whether the name surely has a value before the branch: a parameter, or assigned before in a block around."""
-    if name in site.scope.parameters:
-        return True
-    statement: ast.stmt = branch
-    while True:
-        block = site.source.block(statement)
-        before = block[: block.index(statement)]
-        if any(_binds(name, earlier) for earlier in before):
-            return True
-        above = site.source.parents[statement]
-        if not isinstance(above, ast.stmt) or above is site.function:
-            return False
-        statement = above
-
-
-def _binds(name: str, statement: ast.stmt) -> bool:
-    """Whether the statement surely gives the name a value: an assignment, or a branch that does on both sides."""
-    if isinstance(statement, ast.If):
-        return all(any(_binds(name, inner) for inner in side) for side in (statement.body, statement.orelse))
-    targets = statement.targets if isinstance(statement, ast.Assign) else []
-    return any(isinstance(t, ast.Name) and t.id == name for t in targets)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 
 from optpass.auditing.fixes.facts import Facts
-from optpass.auditing.fixes.rewrites.branches import in_test, is_elif
+from optpass.auditing.fixes.rewrites.branches import in_test
 from optpass.auditing.fixes.rewrites.conditions import predicate, scalars_as_tensors
+from optpass.auditing.fixes.rewrites.decisions import is_elif
 from optpass.auditing.fixes.site import Site
 from optpass.auditing.fixes.source import Edit
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from optpass.auditing.fixes import tables
 from optpass.auditing.fixes.facts import Facts
-from optpass.auditing.fixes.rewrites.branches import bound_before, in_test, is_elif
+from optpass.auditing.fixes.rewrites.branches import in_test
 from optpass.auditing.fixes.rewrites.conditions import predicate
+from optpass.auditing.fixes.rewrites.decisions import bound_before, is_elif
 from optpass.auditing.fixes.site import Site
 from optpass.auditing.fixes.source import Edit
 

@@ -31,8 +31,15 @@ class RemoveStatement:
         )  # fmt: skip
         if facts.scope.dotted(call.func) not in _REMOVED and not pdb:
             return None
-        if len(site.source.block(statement)) == 1:
+        block = site.source.block(statement)
+        if len(block) == 1:
             return [site.replace(statement, "pass")]
-        if not site.source.alone(statement):
-            return None
-        return [Edit(*site.source.whole_lines(statement, statement), "")]
+        if site.source.alone(statement):
+            return [Edit(*site.source.whole_lines(statement, statement), "")]
+        start, end = site.source.span(statement)
+        index = block.index(statement)
+        if index + 1 < len(block) and block[index + 1].lineno == statement.end_lineno:  # `breakpoint(); y = x`
+            return [Edit(start, site.source.span(block[index + 1])[0], "")]
+        if index > 0 and block[index - 1].end_lineno == statement.lineno:
+            return [Edit(site.source.span(block[index - 1])[1], end, "")]
+        return None

@@ -38,8 +38,12 @@ class GuardTelling:
             current = waiting.pop()
             if current in done or _compile_free(current, site):
                 continue
-            group = _run(current, site, facts)
-            more = site.guarded(group[0], group[-1])
+            if site.source.alone(current):
+                group = _run(current, site, facts)
+                more = site.guarded(group[0], group[-1])
+            else:
+                group = [s for s in site.source.row(current) if _guardable(s, facts) or _for_telling(s, facts)]
+                more = site.guarded_in_row(group) if current in group else None
             if more is None:
                 return None
             edits += more

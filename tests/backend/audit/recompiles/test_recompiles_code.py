@@ -82,6 +82,8 @@ def test_a_closed_over_function_is_replaced(check: Any) -> None:
 
 
 class Held(nn.Module):
+    factor = 2
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("table", torch.ones(8))
@@ -95,7 +97,7 @@ class Held(nn.Module):
             x = x * scale
         if self.window is not None:
             x = x.tril(self.window)
-        return self.drops["enc"](x) + self.table.sum() + self.heads["a"].sum()
+        return self.drops["enc"](x) * self.factor + self.table.sum() + self.heads["a"].sum()
 
 
 def changed(change: Callable[[Held], None]) -> Callable[[Any], None]:
@@ -104,7 +106,10 @@ def changed(change: Callable[[Held], None]) -> Callable[[Any], None]:
         run = compiled(module)
         run(torch.ones(4, 4))
         change(module)
-        run(torch.ones(4, 4))
+        try:
+            run(torch.ones(4, 4))
+        finally:
+            Held.factor = 2
 
     return script
 
@@ -129,6 +134,10 @@ def window(m: Held) -> None:
     m.window = 1
 
 
+def factor(m: Held) -> None:
+    Held.factor = 3
+
+
 @pytest.mark.parametrize(
     ("change", "told", "advised", "not_advised"),
     [
@@ -137,8 +146,9 @@ def window(m: Held) -> None:
         (more_scales, ("list length", "len(self.scales)", "1", "2"), "number of items", "_size"),
         (drop_more, ("module attribute", "self.drops['enc'].p", "0.25", "0.5"), "before the first", "register_buffer"),
         (window, ("module attribute", "self.window", "None", "1"), "before the first call", "register_buffer"),
+        (factor, ("module attribute", "type(self).factor", "2", "3"), "self.register_buffer('factor'", "type(self)"),
     ],
-    ids=["buffer", "parameter", "parameter-list", "of-torch", "none"],
+    ids=["buffer", "parameter", "parameter-list", "of-torch", "none", "of-the-class"],
 )  # fmt: skip
 def test_what_a_module_holds(
     check: Any, recompiles: Records, change: Any, told: tuple[str, str, str, str], advised: str, not_advised: str

@@ -256,7 +256,7 @@ CASES = [
     (uses(lambda s, x: x * len(s.sizes), lambda m: m.sizes.append(4)), "list length", "len(self.sizes)", "2", "3"),
     (uses(lambda s, x: x * s.sizes[0], lambda m: m.sizes.__setitem__(0, 4)), ATTRIBUTE, "self.sizes[0]", "1", "4"),
     (uses(lambda s, x: s.act(x), sets(act=torch.tanh)), ATTRIBUTE, "self.act", "relu", "tanh"),
-    (uses(lambda s, x: x * s.power, sets(power=3)), ATTRIBUTE, "self.power", "missing", "there"),
+    (uses(lambda s, x: x * s.power, sets(power=3)), ATTRIBUTE, "self.power", "2", "3"),
     (uses(lambda s, x: s.linear(x), sets(linear=nn.Identity())), ATTRIBUTE, "self.linear", "Linear", "Identity"),
     (uses(lambda s, x: s.drop(x) * 2, lambda m: m.eval()), TRAINING, "self.drop.training", "True", "False"),
     (uses(lambda s, x: x * 2 if s.training else x * 3, lambda m: m.eval()), TRAINING, "self.training", "True", "False"),

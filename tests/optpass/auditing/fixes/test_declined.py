@@ -64,11 +64,12 @@ def f(x):
     return x.sin()
 """,
     ),
-    "print-behind-semicolon": (
+    "print-and-more-in-one-line-if": (
         "*",
         """
 def f(x):
-    y = x.sin(); print("a")
+    y = x.sin()
+    if x.shape[0] == 3: print("a"); y = y + 1
     return y
 """,
     ),
@@ -400,14 +401,6 @@ import copy
 def f(x):
     y = copy.deepcopy(x)
     return [y, x]
-""",
-    ),
-    "graph-break-behind-semicolon": (
-        "*",
-        """
-def f(x):
-    y = x.sin(); torch._dynamo.graph_break()
-    return y
 """,
     ),
     "seed": (

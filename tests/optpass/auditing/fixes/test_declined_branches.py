@@ -186,15 +186,61 @@ def f(x):
     return x
 """,
     ),
-    "branch-elif": (
+    "chain-that-asks-of-a-part": (
+        "where",
+        """
+def f(x):
+    picked = x[x > 100]
+    if x.numel() < picked.sum() + 100:
+        y = x.sin()
+    elif x[x > 100].max() > 1:
+        y = x.cos()
+    else:
+        y = x
+    return y + 1
+""",
+    ),
+    "chain-that-calls": (
         "*",
         """
-def f(x, mode=0):
-    if mode == 1:
-        x = x - 1
-    elif x.sum() > 0:
-        x = x + 1
-    return x
+seen = []
+def f(x):
+    if x.sum() > 1e9:
+        y = x.sin()
+    elif seen.append(1) is None:
+        y = x.cos()
+    else:
+        y = x
+    return y + 1
+""",
+    ),
+    "chain-with-a-name-of-one-side": (
+        "where",
+        """
+def f(x, early=False):
+    if early:
+        z = x.sum()
+    if x.sum() > -1e9:
+        y = x.sin()
+    elif z > 1:
+        y = x.cos()
+    else:
+        y = x
+    return y + 1
+""",
+    ),
+    "chain-crossed": (
+        "where",
+        """
+def f(x):
+    a = x.sin()
+    b = x.cos()
+    if a.sum() > 1e9:
+        a = a * 2
+    elif b.sum() > -1e9:
+        b = a + 1
+        a = b * 2
+    return a - b
 """,
     ),
     "branch-membership": (

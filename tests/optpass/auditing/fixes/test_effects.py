@@ -37,6 +37,44 @@ def f(x):
     return y.cos()
 """,
     ),
+    "print-before-another-on-its-line": (
+        "guard",
+        """
+def f(x):
+    y = x.sin()
+    print("a"); z = y * 2  # both
+    return z.cos()
+""",
+    ),
+    "prints-among-others-on-their-line": (
+        "guard",
+        """
+def f(x):
+    if x.shape[0] == 3:
+        y = x.sin(); print("a"); m = y.mean().item(); print("b", m); z = y * 2; print(
+            "c"
+        );
+    return z.cos()
+""",
+    ),
+    "print-behind-another-on-its-line": (
+        "guard",
+        """
+def f(x):
+    y = x.sin(); print("a")
+    print("b")
+    return y.cos()
+""",
+    ),
+    "break-before-another-on-its-line": (
+        "remove",
+        """
+def f(x):
+    torch._dynamo.graph_break(); y = x.sin(); torch._dynamo.graph_break()
+    if y.shape[0] == 3: torch._dynamo.graph_break(); y = y + 1
+    return y.cos()
+""",
+    ),
     "prints-joined": (
         "guard",
         """

@@ -1,0 +1,75 @@
+"""What was planned for a graph, as the report says it, and said again when its step has been seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from optpass.backend.memory.partition import BudgetPartitioner
+from optpass.passes.memory.plan import MemoryPlan, Recomputed
+from optpass.reporting import store
+from optpass.reporting.model import PassRecord, Site
+from optpass.units import format_bytes
+
+#: Sites of recomputed tensors in the report, the largest.
+MAX_SITES = 200
+
+
+def record_of(partitioner: BudgetPartitioner, seconds: float = 0.0) -> PassRecord | None:
+    """What was decided, for the report; None where the caches answered and nothing was."""
+    plan = partitioner.outcome.plan
+    if plan is None:
+        return None
+    figures = {
+        "budget_bytes": float(plan.budget_bytes or 0),
+        "predicted_peak_bytes": float(plan.predicted_peak_bytes),
+        "floor_bytes": float(plan.floor_bytes),
+        "unconstrained_bytes": float(plan.unconstrained_bytes),
+        "predicted_slowdown": plan.slowdown,
+    }
+    summary = Site(kind="memory budget", reason=_summary(plan, partitioner.outcome.notes), cost=figures)
+    partitioner.outcome.filed = summary
+    unchanged = not plan.recomputed  # a plan that holds less for others' sake may have a larger peak itself
+    record = PassRecord(name="memory", stage="joint", seconds=seconds)
+    if unchanged:
+        record.declined.append(summary)
+    else:
+        record.applied.append(summary)
+        record.applied.extend(_site(item) for item in plan.recomputed[:MAX_SITES])
+    return record
+
+
+def predict_anew(partitioner: BudgetPartitioner, peak: int) -> None:
+    """The step was seen: the plan in force is predicted to need `peak` bytes, everything counted."""
+    outcome = partitioner.outcome
+    if outcome.plan is None or outcome.plan.predicted_peak_bytes == peak:
+        return
+    outcome.plan = plan = replace(outcome.plan, predicted_peak_bytes=peak)
+    if outcome.filed is not None:
+        with store.current().lock:
+            outcome.filed.cost["predicted_peak_bytes"] = float(peak)
+            outcome.filed.reason = _summary(plan, outcome.notes)
+
+
+def _summary(plan: MemoryPlan, notes: Sequence[str]) -> str:
+    peak, budget = format_bytes(plan.predicted_peak_bytes), format_bytes(plan.budget_bytes or 0)
+    said = (
+        f"predicted peak {peak} of a budget of {budget}; the smallest peak of any plan is "
+        f"{format_bytes(plan.floor_bytes)}; recomputing costs {100 * (plan.slowdown - 1):.1f}% of the step"
+    )
+    return "; ".join((said, *notes))
+
+
+def _site(item: Recomputed) -> Site:
+    return Site(
+        kind="recompute",
+        file=item.file,
+        line=item.line,
+        module=item.module,
+        node=item.node,
+        reason=f"computed again in the backward ({item.copies} x {item.seconds * 1e6:.0f} us), so that "
+        f"{format_bytes(item.bytes)} need not be kept",
+        before=f"saved {item.op} {item.shape}",
+        after="recomputed",
+        cost={"bytes": float(item.bytes), "seconds": item.seconds, "copies": float(item.copies)},
+    )

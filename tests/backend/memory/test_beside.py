@@ -1,0 +1,133 @@
+"""A budget in steps whose eager part decides the peak: what loss, engine and caller hold beside the compiled graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import optpass
+from optpass.backend.memory.measure import measure_peak, storage_bytes
+from optpass.backend.memory.together import STEPS
+
+ROWS, WIDTH = 128, 32
+
+
+def network(inputs=WIDTH, outputs=WIDTH, layers=5):
+    """Layers with an activation between them."""
+    found = [nn.Linear(inputs, WIDTH)]
+    for i in range(layers - 1):
+        found += [nn.GELU(), nn.Linear(WIDTH, outputs if i == layers - 2 else WIDTH)]
+    return nn.Sequential(*found)
+
+
+def adversarial(call):
+    """Two models and two losses; one model runs three times, twice in one backward, where its gradients wait."""
+    made, judge = network(8), network(outputs=1)
+    make, judged = call(made), call(judge)
+    real, noise = torch.randn(ROWS, WIDTH), torch.randn(ROWS, 8)
+
+    def step():
+        fake = make(noise)
+        (F.softplus(-judged(real)).mean() + F.softplus(judged(fake.detach())).mean()).backward()
+        judge.zero_grad()
+        F.softplus(-judged(fake)).mean().backward()
+        found = [p.grad for p in (*made.parameters(), *judge.parameters())]
+        made.zero_grad()
+        judge.zero_grad()
+        return found
+
+    return step, (made, judge), (real, noise)
+
+
+def taught(call):
+    """A target of the loss, which is no input of the graph, and a result in a storage as large as the outputs."""
+    model = network()
+    compiled, given, target = call(model), torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
+
+    def step():
+        F.mse_loss(compiled(given), target).backward()
+        found = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        return found
+
+    return step, (model,), (given, target)
+
+
+def lost(call):
+    """Outputs that only the loss holds, and a loss that is a graph of its own."""
+    model = network(outputs=96)
+    compiled, loss = call(model), call(lambda out, of: F.cross_entropy(out, of))
+    given, target = torch.randn(ROWS, WIDTH), torch.randint(0, 96, (ROWS,))
+
+    def step():
+        loss(compiled(given), target).backward()
+        found = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        return found
+
+    return step, (model,), (given, target)
+
+
+def measured(program, budget, steps=3):
+    """Peak of the last step, everything counted, what the steps returned, and what the report predicts."""
+    torch._dynamo.reset()
+    optpass.reset_report()
+    torch.manual_seed(0)
+    options = {"inner": "aot_eager", "optimizer": "none", "strict": True, "memory_budget": budget}
+    step, models, tensors = program(lambda model: torch.compile(model, backend="optpass", options=options))
+    results = [step() for _ in range(steps - 1)]
+    held = storage_bytes([*(p for m in models for p in m.parameters()), *tensors])
+    box = []
+    peak = held + measure_peak(lambda: box.append(step())).bytes_above_start
+    results += box
+    report = optpass.report()
+    said = [site.cost for site in (*report.sites(), *report.declined()) if site.kind == "memory budget"]
+    return peak, results, max(cost["predicted_peak_bytes"] for cost in said), held
+
+
+@pytest.mark.parametrize("program", [adversarial, taught, lost])
+def test_what_is_held_beside_the_graphs_is_counted(program):
+    peak, results, predicted, held = measured(program, 10**10)
+    assert abs(predicted - peak) <= 0.005 * peak
+    budget = int(held + 0.8 * (peak - held))
+    less, same, _, _ = measured(program, budget)
+    assert less <= budget
+    for mine, theirs in zip(results, same, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def test_states_of_generators_are_held_until_their_backward(steps):
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = checkpoint(lambda y: F.dropout(F.gelu(y) * y.sigmoid(), 0.2), layer(x), use_reentrant=False)
+            return x.square().mean()
+
+    ran = steps.run(Checkpointed(), [torch.randn(ROWS, WIDTH)])
+    assert ran.error <= 0.001
+
+
+def test_a_step_that_failed_is_no_part_of_the_next():
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = network(), network()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            torch._dynamo.graph_break()
+            return self.second(x)
+
+    options = {"inner": "aot_eager", "optimizer": "none", "memory_budget": 100_000}
+    torch._dynamo.reset()
+    with pytest.raises(optpass.BudgetInfeasibleError) as error:
+        torch.compile(Broken(), backend="optpass", options=options)(torch.randn(ROWS, WIDTH))
+    assert error.value.floor_bytes > 100_000
+    assert STEPS.held()[0] == 0  # the error holds the frames, and they what the first graph has saved
