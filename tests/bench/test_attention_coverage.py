@@ -202,6 +202,24 @@ def test_a_model_that_only_ours_cannot_run_is_wrong_and_one_that_nobody_can_is_l
         _guarded(raises, model, {"x": torch.randn(2, 5, D + 1)})
 
 
+def test_a_model_that_asks_for_more_in_training_is_left_out_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether nobody can run it is asked in the mode of the case."""
+    from optpass.bench import attention_measure
+    from optpass.bench.tiny_configs import Level
+    from optpass.bench.tiny_models import Tiny
+
+    class Labelled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                raise ValueError("labels are missing")
+            return x * 2
+
+    tiny = Tiny(Labelled(), {"x": torch.randn(2, 3, requires_grad=True)}, None, Level())
+    monkeypatch.setattr(attention_measure, "build", lambda *_, **__: tiny)
+    found = attention_measure.measure("labelled")
+    assert found["cases"].keys() == {"inference"} and "labels are missing" in found["skipped"]["training"]
+
+
 # ---- the sweep ------------------------------------------------------------------------------------------------------
 
 
