@@ -7,6 +7,7 @@ began, so that one that is stopped, or started, during a backward would be left 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -35,6 +36,8 @@ class OperationLog:
     def __init__(self) -> None:
         self.running = False
         self._resting = 0
+        self._backwards = 0
+        self._thread = 0
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
     def start(self) -> bool:
@@ -48,17 +51,20 @@ class OperationLog:
         except (ImportError, RuntimeError):  # none, or another one of this thread's, which tells nobody
             return False
         self.running = True
+        self._thread = threading.get_ident()
         self._watch_beginnings()
+        self._watch_backwards(True)
         return True
 
     def stop(self) -> list[list[Event]] | None:
         """Log no longer; the events of each thread, in order. What began and has not ended has no 'pop'.
 
-        None where the program began to profile.
+        None where the program began to profile, or it is not known when a backward had been compiled.
         """
         if not self.running:
             return None
         self.running = False
+        self._watch_backwards(False)
         for owner, name, original, ours in self._replaced:
             if getattr(owner, name) is ours:
                 setattr(owner, name, original)
@@ -67,6 +73,9 @@ class OperationLog:
             self._resting = 0
             _enable_record_function(True)
         records: Any = _disable_profiler_legacy()
+        if self._backwards:
+            self._backwards = 0
+            return None
         return [[(r.kind(), r.name(), (r.handle(), r.node_id())) for r in thread] for thread in records]
 
     def rest(self) -> None:
@@ -90,6 +99,33 @@ class OperationLog:
                 ours = self._first(original)
                 setattr(owner, name, ours)
                 self._replaced.append((owner, name, original, ours))
+
+    def _watch_backwards(self, on: bool) -> None:
+        """Rest while a backward is compiled, which happens where it is first run.
+
+        `torch._dynamo.reset()` forgets who watches: then there is nobody to remove.
+        """
+        handler = getattr(torch._dynamo.callback, "callback_handler", None)
+        for kind, callback in (("start", self._backward_begins), ("end", self._backward_ends)):
+            change = getattr(handler, f"{'register' if on else 'remove'}_{kind}_callback", None)
+            if change is not None:
+                with contextlib.suppress(ValueError):
+                    change(callback)
+
+    def _backward_begins(self, args: Any) -> None:
+        if self._of_backward(args):
+            self._backwards += 1
+            self.rest()
+
+    def _backward_ends(self, args: Any) -> None:
+        """Of compiles that overlap in several threads, only the first to begin and the last to end are told."""
+        if self._backwards and self._of_backward(args):
+            self._backwards -= 1
+            self.go_on()
+
+    def _of_backward(self, args: Any) -> bool:
+        trigger = getattr(getattr(args, "callback_trigger", None), "name", "")
+        return trigger == "LAZY_BACKWARD" and threading.get_ident() == self._thread
 
     def _first(self, original: Callable[..., Any]) -> Callable[..., Any]:
         thread = threading.get_ident()

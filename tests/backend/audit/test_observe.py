@@ -8,6 +8,8 @@ from types import ModuleType
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 
 from optpass.backend.audit import observe
 from optpass.backend.audit.observe import OBSERVER
@@ -295,6 +297,45 @@ def test_a_compile_during_a_backward_leaves_no_profiler_behind(program: Program)
             compiled(torch.ones(4, requires_grad=True))
             assert not torch.autograd._profiler_enabled()
     assert recording.result().functions
+
+
+def test_nothing_is_logged_while_a_backward_is_compiled(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is compiled where it is first run, inside of the call; and the program may forget all callbacks behind it."""
+    module = program("""
+        @torch._dynamo.disable
+        def after():
+            forget()
+
+        def f(x):
+            y = x.sin() * 2
+            y.sum().backward()
+            after()
+            return x.grad * 2
+    """)
+    logged: list[int] = []
+    stop = OperationLog.stop
+
+    def counted(log: OperationLog) -> object:
+        events = stop(log)
+        logged.append(sum(map(len, events or ())))
+        return events
+
+    monkeypatch.setattr(OperationLog, "stop", counted)
+
+    def compile_backward(graph: torch.fx.GraphModule, inputs: object) -> object:
+        for _ in range(1000):
+            torch.ones(3).add_(1)
+        return make_boxed_func(graph)
+
+    for forget in (lambda: None, torch._dynamo.reset):
+        module.forget = forget  # type: ignore[attr-defined]
+        backend = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph), bw_compiler=compile_backward)
+        with Recording() as recording:
+            torch.compile(module.f, backend=backend)(torch.ones(4, requires_grad=True))
+        assert not torch.autograd._profiler_enabled()
+        assert recording.result().functions
+    assert counts(recording.result(), "f") == (4, 5)  # the gradient to begin with is made by torch
+    assert 0 < max(logged) < 2000  # 16,000 with the compile
 
 
 def test_of_a_call_that_is_a_whole_training_little_is_kept(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
