@@ -6,7 +6,9 @@ import dis
 import os
 import re
 import types
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from optpass.backend.audit.explain import explain, is_limit
@@ -212,13 +214,23 @@ def _may_compute(code: types.CodeType) -> bool:
     if is_resume(code):
         jump = next((i for i in instructions if i.opname.startswith("JUMP") and isinstance(i.argval, int)), None)
         start = jump.argval if jump is not None and jump.argval > jump.offset else 0
+    caught = next((i.offset for i in instructions if i.opname == "PUSH_EXC_INFO"), len(code.co_code))
+    branches, works = _ways_and_work(i for i in instructions if start <= i.offset < caught)
+    # Handlers stand behind all else. To catch something is another way where something is done about it.
+    kinds = {a.offset for a, b in pairwise(instructions) if b.opname == "CHECK_EXC_MATCH"}
+    _, mends = _ways_and_work(i for i in instructions if i.offset >= caught and i.offset not in kinds)
+    return (branches or mends) and (works or mends)
+
+
+def _ways_and_work(instructions: Iterable[dis.Instruction]) -> tuple[bool, bool]:
+    """Whether there are branches, and whether anything is done but on the way to an error."""
     branches = works = pending = False
-    for i in (i for i in instructions if i.offset >= start):
+    for i in instructions:
         if i.is_jump_target or i.opname.startswith(_WAYS):
             works, pending = works or pending, False
         branches = branches or i.opname.startswith(_WAYS)
-        pending = i.opname != "RAISE_VARARGS" and (pending or i.opname.startswith(_WORK))
-    return branches and (works or pending)
+        pending = i.opname not in ("RAISE_VARARGS", "RERAISE") and (pending or i.opname.startswith(_WORK))
+    return branches, works or pending
 
 
 def _disabled(place: Function) -> Verdict:

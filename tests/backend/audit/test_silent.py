@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -255,6 +256,21 @@ def never_called() -> None:
     double(X)
 
 
+def poisoned_by_a_memo() -> None:
+    memo: dict[int, Any] = {}
+
+    def remembered(x: Any, n: int) -> Any:
+        try:
+            return memo[n]
+        except KeyError:
+            memo[n] = made = x * 2
+            return made
+
+    run = compiled(remembered)
+    for _ in range(3):
+        run(X, 1)
+
+
 def module_never_called() -> None:
     model = Early()
     compiled(model)
@@ -273,6 +289,7 @@ CASES = [
     (poisoned_by_a_loop, ("skip poisoned", "total", 2)),
     (poisoned_behind_a_break, ("skip poisoned", "broken", 2)),
     (poisoned_helper, ("skip poisoned", "early", 2)),
+    (poisoned_by_a_memo, ("skip poisoned", "remembered", 2)),
     (whole_frame_skipped, ("frame skipped", "looping", 3)),
     (generator, ("frame skipped", "parts", 2)),
     (backend_error, ("backend error suppressed", "double", 3)),
@@ -302,6 +319,29 @@ def test_every_way_is_told(ledger: Ledger, script: Any, expected: tuple[str, str
     assert record.reason
     assert record.fix.text
     assert record.file.endswith("test_silent.py")
+
+
+def lookup(memo: dict[str, Any], name: str) -> Any:
+    try:
+        return memo[name]
+    except KeyError:
+        return None
+
+
+def lookup_or_raise(memo: dict[str, Any], name: str) -> Any:
+    with contextlib.nullcontext():
+        try:
+            return memo[name]
+        except KeyError as error:
+            raise ValueError(f"no {name}") from error
+
+
+@pytest.mark.parametrize("function", [lookup, lookup_or_raise])
+def test_what_only_may_raise_has_one_way(ledger: Ledger, function: Any) -> None:
+    run = compiled(function)
+    run({"a": 1}, "a")
+    run({"a": 1}, "a")
+    assert not told(ledger)
 
 
 @pytest.mark.parametrize("script", [limit, poisoned_at_first, poisoned_later, stance_on_recompile, disabled_by_config])
