@@ -18,6 +18,7 @@ from optpass.backend.compat import disable_dynamo
 from optpass.backend.compat.audit_operations import Event, OperationLog, fast_marker
 
 _MARK, _OPEN, _CLOSE = "optpass_graph:", "optpass_open:", "optpass_close:"
+_FRAME = "Torch-Compiled Region"
 _BACKWARD = ("autograd::engine::evaluate_function", "CompiledFunctionBackward")
 #: Calls of graphs that one observed call may make, and how many in more than so many seconds.
 _MOST, _MANY, _LONG = 1024, 128, 5.0
@@ -209,6 +210,24 @@ def _marked(function: Callable[..., Any], name: str, runs: Callable[[], None]) -
     return disable_dynamo(optpass_graph)
 
 
+class _Frame:
+    """One run of what Dynamo made of a frame. In front of its graph it only wraps inputs: nothing of the user's."""
+
+    def __init__(self, key: tuple[int, int], windows: list[Window]) -> None:
+        self.key = key
+        self._eager = {window: window.eager for window in windows}
+
+    def graph_begins(self) -> None:
+        """What was taken for eager operations of the user was not."""
+        for window, eager in self._eager.items():
+            window.eager = eager
+        self._eager = {}
+
+    def others_run(self) -> None:
+        """Another frame runs inside, so that the graph of this one, if there is any, ran before."""
+        self._eager = {}
+
+
 def _count(threads: list[list[Event]], windows: list[Window]) -> None:
     """Tensor operations of each call, in graphs and outside; what is part of another is not counted.
 
@@ -219,11 +238,16 @@ def _count(threads: list[list[Event]], windows: list[Window]) -> None:
     for events in threads:
         here = {key for kind, _, key in events if kind == "pop"}
         around: set[tuple[int, int]] = set()
-        opened = [windows[0]]
+        opened, frames = [windows[0]], list[_Frame]()
         windows[0].around = 0
         for kind, name, key in events:
             if kind == "pop":
                 around.discard(key)
+                frames = [frame for frame in frames if frame.key != key]
+            elif kind == "push" and name.startswith(_FRAME):
+                for frame in frames:
+                    frame.others_run()
+                frames.append(_Frame(key, opened))
             elif kind == "push" and name.startswith(_OPEN):
                 opened.append(by_mark[name.removeprefix(_OPEN)])
                 opened[-1].around = len(around)
@@ -231,6 +255,8 @@ def _count(threads: list[list[Event]], windows: list[Window]) -> None:
                 opened = [window for window in opened if window.mark != name.removeprefix(_CLOSE)]
             elif kind == "push":
                 marked, op = name.startswith(_MARK), _is_op(name)
+                if marked and frames:
+                    frames[-1].graph_begins()
                 for window in opened if marked or op else ():
                     if window.around == len(around):
                         window.captured += int(name.removeprefix(_MARK)) if marked else 0

@@ -28,6 +28,7 @@ _WORK = (
     "CALL", "BINARY_", "UNARY_NEGATIVE", "UNARY_INVERT", "COMPARE_", "STORE_SUBSCR", "CONTAINS_", "LOAD_ATTR",
     "FOR_ITER",
 )  # fmt: skip
+_JUMPS = frozenset(dis.hasjrel + dis.hasjabs)
 
 
 @dataclass(frozen=True)
@@ -207,19 +208,42 @@ def _without_ops(place: Function, code: types.CodeType) -> Verdict | None:
 def _may_compute(code: types.CodeType) -> bool:
     """Whether another call may take another way, and something but raising an error is done on any of them.
 
-    Of a function that goes on behind a break, only what is left counts.
+    To catch something is another way where something is done about it. Of a function that goes on behind a break, only
+    what is left counts.
     """
-    instructions = list(dis.get_instructions(code))
+    bytecode = dis.Bytecode(code)
+    instructions = {i.offset: i for i in bytecode}
     start = 0
     if is_resume(code):
-        jump = next((i for i in instructions if i.opname.startswith("JUMP") and isinstance(i.argval, int)), None)
+        jump = next((i for i in bytecode if i.opname.startswith("JUMP") and isinstance(i.argval, int)), None)
         start = jump.argval if jump is not None and jump.argval > jump.offset else 0
-    caught = next((i.offset for i in instructions if i.opname == "PUSH_EXC_INFO"), len(code.co_code))
-    branches, works = _ways_and_work(i for i in instructions if start <= i.offset < caught)
-    # Handlers stand behind all else. To catch something is another way where something is done about it.
-    kinds = {a.offset for a, b in pairwise(instructions) if b.opname == "CHECK_EXC_MATCH"}
-    _, mends = _ways_and_work(i for i in instructions if i.offset >= caught and i.offset not in kinds)
+    left = _reached(instructions, [start])
+    # What stands there: (start, end, target, ...), of each range of instructions that a handler is behind.
+    guarded: Any = getattr(bytecode, "exception_entries", ())
+    handlers = [entry.target for entry in guarded if any(entry.start <= at < entry.end for at in left)]
+    caught = _reached(instructions, handlers) - left
+    kinds = {a.offset for a, b in pairwise(bytecode) if b.opname == "CHECK_EXC_MATCH"}
+    branches, works = _ways_and_work(instructions[at] for at in sorted(left))
+    _, mends = _ways_and_work(instructions[at] for at in sorted(caught - kinds))
     return (branches or mends) and (works or mends)
+
+
+def _reached(instructions: dict[int, dis.Instruction], starts: Iterable[int]) -> set[int]:
+    """Offsets of what is reached from there unless an error is raised."""
+    following = dict(pairwise(instructions))
+    todo, seen = list(starts), set[int]()
+    while todo:
+        at = todo.pop()
+        if at in seen or at not in instructions:
+            continue
+        seen.add(at)
+        name, target = instructions[at].opname, instructions[at].argval
+        if not name.startswith(("RETURN_", "RAISE_", "RERAISE")):
+            if instructions[at].opcode in _JUMPS and isinstance(target, int):
+                todo.append(target)
+            if at in following and not (name.startswith("JUMP_") and not name.startswith("JUMP_IF")):
+                todo.append(following[at])
+    return seen
 
 
 def _ways_and_work(instructions: Iterable[dis.Instruction]) -> tuple[bool, bool]:

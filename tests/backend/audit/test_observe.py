@@ -151,6 +151,26 @@ def test_one_call_that_compiles_counts_as_later_ones(name: str, program: Program
         assert audit.summary.ops_captured_fraction is not None
 
 
+def test_what_is_wrapped_for_a_graph_is_no_operation_of_the_program(program: Program) -> None:
+    """A Python number that changes becomes an input of the graph: a tensor is made of it in each call."""
+    module = program("""
+        @torch._dynamo.disable
+        def outside(x):
+            return x.exp()
+
+        def f(x, n):
+            y = outside(x) * n
+            return outside(y)
+    """)
+    with Recording() as recording:
+        compiled = torch.compile(module.f, backend="eager")
+        for n in (0.5, 1.5, 2.5, 3.5):
+            compiled(torch.ones(4), n)
+    (record,) = (f for f in recording.result().functions if f.calls and f.function == "f")
+    assert record.ops_captured
+    assert record.ops_total == record.ops_captured + 2
+
+
 def test_calls_that_all_compile(program: Program) -> None:
     module = program(KINDS)
     with Recording() as recording:

@@ -336,7 +336,13 @@ def lookup_or_raise(memo: dict[str, Any], name: str) -> Any:
             raise ValueError(f"no {name}") from error
 
 
-@pytest.mark.parametrize("function", [lookup, lookup_or_raise])
+def lookup_behind_a_context(memo: dict[str, Any], name: str) -> Any:
+    with contextlib.nullcontext():
+        found = memo[name]
+    return found, memo
+
+
+@pytest.mark.parametrize("function", [lookup_behind_a_context, lookup, lookup_or_raise])
 def test_what_only_may_raise_has_one_way(ledger: Ledger, function: Any) -> None:
     run = compiled(function)
     run({"a": 1}, "a")
