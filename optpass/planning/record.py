@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 from optpass.passes.devices import DeviceSpec
 from optpass.passes.memory.offload import Offloaded, hidden_offloads
 from optpass.passes.memory.plan import MemoryPlan, Recomputed, Tensor
 from optpass.passes.roofline.price import device_record
 from optpass.planning.solve import Chosen, StepPlanner
+from optpass.reporting.plan.curve import evenly
 from optpass.reporting.plan.model import (
     LedgerRecord,
     OffloadedTensor,
@@ -23,6 +26,7 @@ from optpass.reporting.plan.model import (
 #: Points of the curve that the record keeps.
 _MOST_POINTS = 200
 
+T = TypeVar("T", bound=Tensor)
 _Costs = dict[str, tuple[float, float]]
 
 
@@ -31,6 +35,8 @@ def plan_record(
 ) -> PlanReport:
     """The record of `plan`, which `planner` made of `chosen`. The caller adds what it knows of model and batch."""
     costs = _costs(planner)
+    if device.kind != "cpu":
+        plan = replace(plan, saved=_elsewhere(plan.saved), recomputed=_elsewhere(plan.recomputed))
     return PlanReport(
         target=target,
         device=device_record(device),
@@ -43,7 +49,7 @@ def plan_record(
         saved=[_planned(t, costs) for t in plan.saved],
         recomputed=[_recomputed(t) for t in plan.recomputed if t.bytes],
         overhead=_overhead(planner, plan),
-        pareto=_thinned([ParetoPoint(peak_bytes=p.peak_bytes, slowdown=p.slowdown) for p in plan.curve]),
+        pareto=evenly([ParetoPoint(peak_bytes=p.peak_bytes, slowdown=p.slowdown) for p in plan.curve], _MOST_POINTS),
         offload=_offload(device, planner, chosen, plan, costs),
     )
 
@@ -51,6 +57,11 @@ def plan_record(
 def _costs(planner: StepPlanner) -> _Costs:
     """FLOPs and seconds of making each value once, by the node that makes it."""
     return {o.node.name: (o.flops, o.seconds) for graph in planner.graphs for o in graph.problem.operations}
+
+
+def _elsewhere(tensors: tuple[T, ...]) -> tuple[T, ...]:
+    """Under the names of the operators that another device runs. What is planned was traced for the CPU."""
+    return tuple(replace(tensor, op=tensor.op.replace("_for_cpu", "")) for tensor in tensors)
 
 
 def _planned(tensor: Tensor, costs: _Costs) -> PlannedTensor:
@@ -75,14 +86,6 @@ def _overhead(planner: StepPlanner, plan: MemoryPlan) -> Overhead:
         recompute_us=plan.recompute_seconds * 1e6,
         step_us=plan.step_seconds * 1e6,
     )
-
-
-def _thinned(points: list[ParetoPoint]) -> list[ParetoPoint]:
-    """At most `_MOST_POINTS`, the first and the last among them."""
-    if len(points) <= _MOST_POINTS:
-        return points
-    last = len(points) - 1
-    return [points[i] for i in sorted({round(i * last / (_MOST_POINTS - 1)) for i in range(_MOST_POINTS)})]
 
 
 def _offload(

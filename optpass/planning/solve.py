@@ -253,10 +253,10 @@ class StepPlanner:
         return [describe.tensor_of(graph.problem.storages[s]) for s in live]
 
     def curve(self) -> tuple[CurvePoint, ...]:
-        """Peak and slowdown of the plans on the way, by falling peak; the slowdown never falls."""
+        """Peak and slowdown of the fastest plan at each peak, by falling peak; the slowdown never falls."""
         points: list[CurvePoint] = []
         if len(self.graphs) == 1:
-            raw = [(self.fixed.throughout + w.peak, w.seconds) for w in self.graphs[0].search.way.points]
+            raw = [(self.fixed.throughout + peak, seconds) for peak, seconds in self.graphs[0].search.frontier()]
         else:
             shares = [self._at(1 - i / _HALVINGS) for i in range(_HALVINGS + 1)]
             raw = [(max(self._peaks(chosen)), self._again(chosen)) for chosen in shares]

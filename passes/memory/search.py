@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from optpass.passes.memory.classes import classes_of
 from optpass.passes.memory.move import Candidate, Move
@@ -22,6 +23,8 @@ from optpass.passes.memory.schedule import Schedule, State, Timeline
 NEGLIGIBLE = 1e-4
 #: Moves of one class that are measured together; their members are measured singly only where a budget falls.
 BATCH = 64
+#: Parts of the range of peaks; a frontier has about one plan in each.
+_FRONTIER = 32
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,31 @@ class Search:
             states = (self.state_at(self.way.points[i].moves) for i in order)
             self._upwards = Refill(self.schedule, self.classes, self._pinned).from_states(states)
         return self._upwards
+
+    def frontier(self) -> list[tuple[int, float]]:
+        """Peak and seconds of recomputation beyond the baseline's, of it and of each plan that is faster than all of
+        smaller peaks. By falling peak.
+        """
+        plans = [(point.peak, point.seconds) for point in self.way.points]
+        plans += self._between()
+        plans += [(plan.peak, plan.seconds - self._base_s) for plan in self.refilled()]
+        found: list[tuple[int, float]] = []
+        for peak, seconds in sorted((peak, max(0.0, seconds)) for peak, seconds in plans):
+            if self.floor <= peak < self.unconstrained and (not found or seconds < found[-1][1]):
+                found.append((peak, seconds))
+        return [(self.unconstrained, 0.0), *reversed(found)]
+
+    def _between(self) -> list[tuple[int, float]]:
+        """Peak and seconds of some plans between points of the way that are far from each other."""
+        found = []
+        step = max(1, (self.unconstrained - self.floor) // _FRONTIER)
+        for above, below in pairwise(self.way.points):
+            parts = min(below.moves - above.moves, (above.peak - below.peak) // step)
+            for part in range(1, parts):
+                moves = above.moves + (below.moves - above.moves) * part // parts
+                timeline = self.schedule.run(self.state_at(moves))
+                found.append((int(timeline.peak), timeline.recomputed_s - self._base_s))
+        return found
 
     def _first_on_the_way(self, peak: int) -> tuple[State, Timeline] | None:
         """The first state on the way whose peak is at most `peak`; None below the floor."""

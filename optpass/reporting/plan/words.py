@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optpass.reporting.model import DeviceRecord
+from optpass.reporting.plan.curve import evenly
 from optpass.reporting.plan.model import PlannedTensor, PlanReport, RecomputedTensor
 from optpass.reporting.summary import general
 from optpass.reporting.text import device_line, percent
@@ -188,9 +189,7 @@ def offload_sentence(plan: PlanReport) -> str:
 
 def curve_rows(plan: PlanReport) -> list[tuple[str, str]]:
     """Some points of the curve, from no recomputing to the floor: peak and slowdown."""
-    points = plan.pareto
-    if not points:
-        return []
-    last = len(points) - 1
-    chosen = sorted({round(i * last / (_CURVE_ROWS - 1)) for i in range(_CURVE_ROWS)})
-    return [(format_bytes(points[i].peak_bytes), f"{percent(max(points[i].slowdown - 1, 0.0))} longer") for i in chosen]
+    return [
+        (format_bytes(point.peak_bytes), f"{percent(max(point.slowdown - 1, 0.0))} longer")
+        for point in evenly(plan.pareto, _CURVE_ROWS)
+    ]

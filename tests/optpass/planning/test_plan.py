@@ -12,6 +12,7 @@ from torch import nn
 
 from optpass.errors import BudgetInfeasibleError, ConfigError, TraceError
 from optpass.passes import devices
+from optpass.passes.memory import describe
 from optpass.passes.memory.optimizers import OptimizerCost
 from optpass.planning import plan as planning
 from optpass.planning.plan import Solved, no_plan, plan_step, solve
@@ -54,6 +55,16 @@ def test_the_record_of_a_budget(answer: Any, solved: Solved) -> None:
     assert report.overhead.recompute_flops_fraction == pytest.approx(flops / solved.planner.flops)
     assert report.offload is not None and report.offload.link_bytes_per_s == report.offload.link_bytes_per_s
     assert PlanReport.model_validate_json(report.model_dump_json(by_alias=True)) == report
+
+
+@pytest.mark.parametrize(("device", "suffix"), [("h100", ""), ("cpu", "_for_cpu")])
+def test_operators_have_the_names_of_the_device(answer: Any, monkeypatch: Any, device: str, suffix: str) -> None:
+    """What is planned was traced for the CPU, whatever it is planned for."""
+    tensors = describe.saved_tensors
+    attention = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+    monkeypatch.setattr(describe, "saved_tensors", lambda *a: tuple(replace(t, op=attention) for t in tensors(*a)))
+    report = answer(device=devices.resolve(device))
+    assert {t.op for t in report.saved} == {f"aten._scaled_dot_product_flash_attention{suffix}.default"}
 
 
 def test_a_share_of_the_device_and_more_than_it_has(answer: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -31,6 +33,20 @@ def test_budgets_never_invert(search, count):
         seconds.append(found[1].recomputed_s)
     assert peaks == sorted(peaks, reverse=True)
     assert seconds == sorted(seconds)
+
+
+def test_the_frontier_is_what_budgets_get(search):
+    frontier = search.frontier()
+    assert frontier[0] == (search.unconstrained, 0.0)
+    assert frontier[-1][0] == search.floor
+    base = search.schedule.run(search.start).recomputed_s
+    for (peak, seconds), (smaller, slower) in pairwise(frontier):
+        assert peak > smaller and seconds <= slower
+        assert search.at_most(peak)[1].recomputed_s - base <= seconds
+    room = max((search.unconstrained - search.floor) // 8, 2 * max(s.bytes for s in search.problem.storages))
+    for budget in budgets(search, 20):
+        seconds = max(0.0, search.at_most(budget)[1].recomputed_s - base)
+        assert min(slower for peak, slower in frontier if peak <= budget + room) <= seconds
 
 
 def test_a_budget_is_used(search):
