@@ -5,6 +5,7 @@ What failed is found in `explain`, what it means is judged in `causes`, what to 
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import weakref
@@ -26,6 +27,8 @@ from optpass.reporting.audit.model import Fix, Recompile
 
 #: Values of one place that are kept, lengths for buckets among them; those that are told.
 _KEPT, _TOLD = 4096, 64
+#: What stands behind the source that a guard is about.
+_SUBJECT = re.compile(r" (?:==|!=|<=?|>=?|is|in|not in) |, now ")
 
 
 @dataclass
@@ -37,6 +40,7 @@ class _Seen:
     dynamic: bool | None
     entry: bool
     values: dict[str, None] = field(default_factory=dict)  # in order, each once
+    guards: list[str] = field(default_factory=list)
     seconds: float | None = None
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -126,15 +130,21 @@ class RecompileCollector:
                 source=finding.source,
                 before=finding.before,
                 after=finding.after,
-                guards=list(why.guards),
             )
             seen = self._seen[key] = _Seen(record, finding, why.dynamic, why.entry)
         for value in (finding.before, finding.after) if not finding.dynamic else (finding.after,):
             if value and len(seen.values) < _KEPT:
                 seen.values.setdefault(value)
         if not refused:
+            told = {_subject(guard) for guard in seen.guards}
+            new = [guard for guard in why.guards if _subject(guard) not in told]
+            seen.guards += new[: _TOLD - len(seen.guards)]
             seen.counts[why.frame] += 1
             seen.seconds = seconds if seen.seconds is None else seen.seconds + (seconds or 0.0)
+
+
+def _subject(guard: str) -> str:
+    return _SUBJECT.split(guard, maxsplit=1)[0]
 
 
 def _record(seen: _Seen) -> Recompile:
@@ -144,6 +154,7 @@ def _record(seen: _Seen) -> Recompile:
     update = {
         "count": seen.counts.total(),
         "values": list(seen.values)[:_TOLD],
+        "guards": list(seen.guards),
         "seconds": seen.seconds,
         "fix": Fix(text=text),
     }

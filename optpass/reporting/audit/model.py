@@ -100,7 +100,10 @@ class Recompile(Record):
     source: str = Field(default="", description="What changed, in the user's terms: 'self.scale', 'x.size(1)'.")
     before: str = Field(default="", description="Its value that the closest compiled entry was made for.")
     after: str = Field(default="", description="Its value now.")
-    guards: list[str] = Field(default_factory=list, description="All failing guards of the closest cache entry.")
+    guards: list[str] = Field(
+        default_factory=list,
+        description="All failing guards of the closest cache entry; of later recompiles, those of other sources.",
+    )
     count: int = Field(default=1, description="Recompiles of this function for this source.")
     values: list[str] = Field(default_factory=list, description="Values seen, in order, each once.")
     seconds: float | None = Field(default=None, description="Spent compiling, all occurrences together.")

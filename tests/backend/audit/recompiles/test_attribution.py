@@ -40,6 +40,17 @@ def test_all_failing_guards_of_the_closest_entry(compiled: Any, recompiles: Reco
     assert set(record.guards) == {"x.size(0) == 4, now 5", "y.size(0) == 4, now 5", "n == 2, now 3"}
 
 
+def test_guards_that_fail_only_later_are_told_too(compiled: Any, recompiles: Records) -> None:
+    run = compiled(lambda xs, scale: xs[0] * scale, dynamic=False)
+    run([X], 2)
+    run([X, X], 2)
+    run([X, X, X], 4)
+    run([X, X, X, X], 4)
+    (record,) = recompiles()
+    assert (record.cause, record.source, record.count) == ("list length", "len(xs)", 3)
+    assert record.guards == ["len(xs) == 1, now 2", "scale == 2, now 4"]
+
+
 def test_values_are_listed_in_order_and_lengths_are_bucketed(compiled: Any, recompiles: Records) -> None:
     run = compiled(lambda x: x * 2, dynamic=False)
     for length in (17, 33, 100, 31):
