@@ -201,13 +201,14 @@ class BreakCollector:
     def _record(self, entry: _Entry, index: dict[Key, int], ids: dict[str, str], rank: int) -> Break:
         place, owner = entry.place, self._where.owner(entry.place.file)
         user = None if owner == "user" else self._where.last_of_user(entry.raw.stack, entry.raw.above)
-        end_line = place.end_line or (place.line if place.end_column is not None else None)
+        column, end_line, end_column = _columns(place)
+        user_column, user_end_line, user_end_column = _columns(user) if user else (None, None, None)
         return Break(
             file=place.file,
             line=place.line,
-            column=places.column(place.file, place.line, place.column),
+            column=column,
             end_line=end_line,
-            end_column=places.column(place.file, end_line or place.line, place.end_column),
+            end_column=end_column,
             function=place.function,
             module=entry.raw.module,
             gb_type=entry.said.kind,
@@ -216,6 +217,9 @@ class BreakCollector:
             owner=owner,
             user_file=user.file if user else None,
             user_line=user.line if user else None,
+            user_column=user_column,
+            user_end_line=user_end_line,
+            user_end_column=user_end_column,
             occurrences=entry.occurrences,
             caused_by=index[entry.cause] if entry.cause is not None else None,
             hints=list(entry.said.hints),
@@ -229,6 +233,13 @@ class BreakCollector:
             ),
             rank=rank,
         )
+
+
+def _columns(place: Place) -> tuple[int | None, int | None, int | None]:
+    """First column, last line and the column behind the end, as records count them."""
+    end_line = place.end_line or (place.line if place.end_column is not None else None)
+    column = places.column(place.file, place.line, place.column)
+    return column, end_line, places.column(place.file, end_line or place.line, place.end_column)
 
 
 def _start(event: FrameEvent) -> Place | None:

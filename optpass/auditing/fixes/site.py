@@ -109,7 +109,10 @@ def locate(brk: Break, source: Source) -> Site | None:
     """The break's place in the user's file; None if the text has no such place."""
     own = brk.owner == "user" or brk.user_line is None
     line = brk.line if own else brk.user_line
-    column = brk.column - 1 if own and brk.column else None
+    begin, end_line, end = (
+        (brk.column, brk.end_line, brk.end_column) if own else (brk.user_column, brk.user_end_line, brk.user_end_column)
+    )
+    column = begin - 1 if begin else None
     assert line is not None
     if not 1 <= line <= len(source.text.splitlines()) + 1:
         return None
@@ -117,8 +120,8 @@ def locate(brk: Break, source: Source) -> Site | None:
     found: list[ast.expr | ast.stmt] = []
     if column is not None:
         begins = [node for node in nodes if (node.lineno, node.col_offset) == (line, _in_bytes(source, line, column))]
-        last = min(brk.end_line or line, len(source.text.splitlines()))
-        ends = None if brk.end_column is None else (last, _in_bytes(source, last, brk.end_column - 1))
+        last = min(end_line or line, len(source.text.splitlines()))
+        ends = None if end is None else (last, _in_bytes(source, last, end - 1))
         found = [node for node in begins if (node.end_lineno, node.end_col_offset) == ends] or begins
     if not found:
         found = [node for node in nodes if isinstance(node, ast.stmt) and line in _header_lines(node)]

@@ -71,6 +71,9 @@ class Break(Record):
     owner: Owner = Field(default="user", description="Whose line it is.")
     user_file: str | None = Field(default=None, description="The user's line that led there, if `owner` is another.")
     user_line: int | None = Field(default=None, description="Line in `user_file`, from 1.")
+    user_column: int | None = Field(default=None, description="Where the expression that led there begins, from 1.")
+    user_end_line: int | None = Field(default=None, description="Its last line.")
+    user_end_column: int | None = Field(default=None, description="Column behind its end, from 1.")
     occurrences: int = Field(default=1, description="How often Dynamo met it.")
     caused_by: int | None = Field(
         default=None, description="Index in `breaks` of the break that this one follows from."

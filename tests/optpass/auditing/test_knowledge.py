@@ -37,6 +37,13 @@ def in_c(name: str) -> str:
         (BUILTIN, builtin("divmod", "['Money', 'int']"), "", "`divmod` is not traced for arguments of type"),
         (BUILTIN, builtin("max", "['Money', 'int']"), "", "type ['Money', 'int']"),
         (SKIPPED, in_c("time.time"), "module: time, qualname: time, skip reason: <missing reason>", "Read the clock"),
+        (SKIPPED, in_c("<unknown module>.Random.random"), "", "this draw of Python's `random`"),
+        (
+            "Unsupported method call",
+            "Dynamo does not know how to trace method `normal` of class `Generator`",
+            "call_method UserDefinedObjectVariable(Generator) normal [] {}",
+            "NumPy's random numbers",
+        ),
         (SKIPPED, in_c("zlib.crc32"), "", "`zlib.crc32` is written in C"),
         (SKIPPED, in_c("posix.getpid"), "", "(`posix`) cannot be in a graph"),
         (SKIPPED, in_c("_thread.get_ident"), "module: _thread, qualname: get_ident", "threads"),

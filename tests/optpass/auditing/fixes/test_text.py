@@ -11,7 +11,7 @@ import pytest
 
 from optpass.auditing.fixes import patch
 from optpass.auditing.fixes.attach import attach_diffs
-from optpass.auditing.fixes.rewrite import propose, propose_all, propose_with_note
+from optpass.auditing.fixes.rewrite import proposals, propose, propose_all, propose_with_note
 from optpass.reporting.audit.html import render_html
 from optpass.reporting.audit.markdown import render_markdown
 from optpass.reporting.audit.model import Audit, Break
@@ -147,6 +147,15 @@ def test_break_in_a_library_is_fixed_at_the_users_line() -> None:
     diff = propose(brk, text)
     assert diff.startswith("--- a/mine.py\n+++ b/mine.py\n")
     assert "+        traceback.print_stack()\n" in diff
+
+
+def test_of_a_line_only_the_call_that_breaks_is_changed(run: Callable[..., Any]) -> None:
+    text = "import copy, json\ndef f(x):\n    return copy.deepcopy(x.detach()) * json.loads('[2]')[0]\n"
+    changes: dict[bool, set[str]] = {True: set(), False: set()}
+    for brk in run(text).breaks:
+        assert brk.user_line == 3
+        changes["copy.py" in brk.file] |= {proposal.rewrite for proposal in proposals(brk, text)}
+    assert changes == {True: {"clone"}, False: set()}
 
 
 @pytest.mark.parametrize(
