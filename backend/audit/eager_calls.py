@@ -8,6 +8,7 @@ decision is put in force. What runs, and how, is the same throughout.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import sys
 import threading
@@ -85,7 +86,7 @@ class Frames:
         self._lock = threading.RLock()
         self._listeners: tuple[Listener, ...] = ()
         self._refused: dict[int, _Refused] = {}
-        self._seen: dict[int, tuple[weakref.ref[types.CodeType], int]] = {}
+        self._seen: dict[int, tuple[weakref.ref[types.CodeType], float]] = {}
         self._ticks = itertools.count(1)
 
     def listen(self, listener: Listener) -> None:
@@ -132,15 +133,15 @@ class Frames:
         """A number that grows: what is noted behind it has a larger one."""
         return next(self._ticks)
 
-    def note(self, code: types.CodeType) -> None:
-        """The code was called through `torch.compile`."""
+    def note(self, code: types.CodeType, *, again: bool = True) -> None:
+        """The code was called through `torch.compile`; `again`: if it is called once more, that will be seen too."""
         key = id(code)
         known = self._seen.get(key)
         made = known[0] if known is not None else weakref.ref(code, lambda _: self._seen.pop(key, None))
-        self._seen[key] = made, self.tick()
+        self._seen[key] = made, self.tick() if again else math.inf
 
     def has_seen(self, code: types.CodeType, since: int) -> bool:
-        """Whether Dynamo was asked about the code behind that tick."""
+        """Whether Dynamo was asked about the code behind that tick, or may not have been asked when it was called."""
         known = self._seen.get(id(code))
         return known is not None and known[0]() is code and known[1] > since
 
@@ -198,9 +199,10 @@ class Frames:
             return
         verdict = silent_reasons.judge(frame, result, attempt)
         attempt.forget()
+        countable = verdict is not None and self._keep_asking(frame, state, result, refusal, verdict)
+        self.note(frame.f_code, again=countable)
         if verdict is None:
             return
-        countable = self._keep_asking(frame, state, result, refusal, verdict)
         self._tell(EagerEvent(verdict, countable=countable))
 
     def _keep_asking(self, frame: Any, state: Any, result: Any, refusal: str, verdict: Verdict) -> bool:

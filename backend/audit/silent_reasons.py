@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import dis
 import os
 import re
 import types
-from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from optpass.backend.audit.explain import explain, is_limit
 from optpass.backend.audit.locations import Function, code_of, code_place, is_standard, is_torch
 from optpass.backend.audit.values import shorten
+from optpass.backend.audit.ways import may_compute
 from optpass.backend.compat import audit_frames as frames
 from optpass.backend.compat import audit_guards as guards
-from optpass.backend.compat.audit import is_resume
 from optpass.reporting.audit.model import SilentKind
 
 _GENERATOR = 0x20 | 0x80 | 0x200  # inspect's CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
 _LIMIT_NAME = re.compile(r"(accumulated_)?(recompile|cache_size)_limit")
 _LIMIT_VALUE = re.compile(r"currently set to (\d+)")
-#: Instructions where a function may take one of several ways, and those that may run a tensor operation.
-_WAYS = ("POP_JUMP", "JUMP_IF", "FOR_ITER", "MATCH_", "SEND")
-_WORK = (
-    "CALL", "BINARY_", "UNARY_NEGATIVE", "UNARY_INVERT", "COMPARE_", "STORE_SUBSCR", "CONTAINS_", "LOAD_ATTR",
-    "FOR_ITER",
-)  # fmt: skip
-_JUMPS = frozenset(dis.hasjrel + dis.hasjabs)
 
 
 @dataclass(frozen=True)
@@ -78,7 +68,7 @@ def judge(frame: Any, result: Any, attempt: Attempt) -> Verdict | None:
         if attempt.error is not None:
             return _of_error(place, attempt)
         # Of Python's own library nobody asked to compile anything: it was called from code that runs eager.
-        return None if is_standard(code) else _without_ops(place, code)
+        return None if is_standard(code) else _without_ops(place, code, asked=is_entry())
     if is_torch(code) or is_standard(code) or frames.is_skipped_file(code):
         return None
     if frames.dynamo_disabled():
@@ -182,8 +172,8 @@ def _limit(place: Function, error: BaseException, change: str) -> Verdict:
     )
 
 
-def _without_ops(place: Function, code: types.CodeType) -> Verdict | None:
-    if not _may_compute(code):
+def _without_ops(place: Function, code: types.CodeType, *, asked: bool) -> Verdict | None:
+    if not may_compute(code, asked=asked):
         return None  # there is nothing to compile, whatever it is called with
     behind = guards.resumes_behind(code)
     if behind is not None:
@@ -203,58 +193,6 @@ def _without_ops(place: Function, code: types.CodeType) -> Verdict | None:
         "Take the early return outside of the compiled function, call it first with inputs that run its operations, "
         "or set torch._dynamo.config.allow_empty_graphs = True.",
     )
-
-
-def _may_compute(code: types.CodeType) -> bool:
-    """Whether another call may take another way, and something but raising an error is done on any of them.
-
-    To catch something is another way where something is done about it. Of a function that goes on behind a break, only
-    what is left counts.
-    """
-    bytecode = dis.Bytecode(code)
-    instructions = {i.offset: i for i in bytecode}
-    start = 0
-    if is_resume(code):
-        jump = next((i for i in bytecode if i.opname.startswith("JUMP") and isinstance(i.argval, int)), None)
-        start = jump.argval if jump is not None and jump.argval > jump.offset else 0
-    left = _reached(instructions, [start])
-    # What stands there: (start, end, target, ...), of each range of instructions that a handler is behind.
-    guarded: Any = getattr(bytecode, "exception_entries", ())
-    handlers = [entry.target for entry in guarded if any(entry.start <= at < entry.end for at in left)]
-    caught = _reached(instructions, handlers) - left
-    kinds = {a.offset for a, b in pairwise(bytecode) if b.opname == "CHECK_EXC_MATCH"}
-    branches, works = _ways_and_work(instructions[at] for at in sorted(left))
-    _, mends = _ways_and_work(instructions[at] for at in sorted(caught - kinds))
-    return (branches or mends) and (works or mends)
-
-
-def _reached(instructions: dict[int, dis.Instruction], starts: Iterable[int]) -> set[int]:
-    """Offsets of what is reached from there unless an error is raised."""
-    following = dict(pairwise(instructions))
-    todo, seen = list(starts), set[int]()
-    while todo:
-        at = todo.pop()
-        if at in seen or at not in instructions:
-            continue
-        seen.add(at)
-        name, target = instructions[at].opname, instructions[at].argval
-        if not name.startswith(("RETURN_", "RAISE_", "RERAISE")):
-            if instructions[at].opcode in _JUMPS and isinstance(target, int):
-                todo.append(target)
-            if at in following and not (name.startswith("JUMP_") and not name.startswith("JUMP_IF")):
-                todo.append(following[at])
-    return seen
-
-
-def _ways_and_work(instructions: Iterable[dis.Instruction]) -> tuple[bool, bool]:
-    """Whether there are branches, and whether anything is done but on the way to an error."""
-    branches = works = pending = False
-    for i in instructions:
-        if i.is_jump_target or i.opname.startswith(_WAYS):
-            works, pending = works or pending, False
-        branches = branches or i.opname.startswith(_WAYS)
-        pending = i.opname not in ("RAISE_VARARGS", "RERAISE") and (pending or i.opname.startswith(_WORK))
-    return branches, works or pending
 
 
 def _disabled(place: Function) -> Verdict:

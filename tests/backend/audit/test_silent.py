@@ -271,6 +271,19 @@ def poisoned_by_a_memo() -> None:
         run(X, 1)
 
 
+def poisoned_by_another_instance() -> None:
+    class Around(torch.nn.Module):
+        def __init__(self, inner: torch.nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Any) -> Any:
+            return self.inner(x)
+
+    for inner in (torch.nn.Identity(), torch.nn.Tanh(), torch.nn.Tanh()):
+        compiled(Around(inner))(X)
+
+
 def module_never_called() -> None:
     model = Early()
     compiled(model)
@@ -290,6 +303,7 @@ CASES = [
     (poisoned_behind_a_break, ("skip poisoned", "broken", 2)),
     (poisoned_helper, ("skip poisoned", "early", 2)),
     (poisoned_by_a_memo, ("skip poisoned", "remembered", 2)),
+    (poisoned_by_another_instance, ("skip poisoned", "forward", 3)),
     (whole_frame_skipped, ("frame skipped", "looping", 3)),
     (generator, ("frame skipped", "parts", 2)),
     (backend_error, ("backend error suppressed", "double", 3)),
@@ -347,6 +361,15 @@ def test_what_only_may_raise_has_one_way(ledger: Ledger, function: Any) -> None:
     run = compiled(function)
     run({"a": 1}, "a")
     run({"a": 1}, "a")
+    assert not told(ledger)
+
+
+def test_what_dynamo_does_not_ask_about_may_have_been_called(ledger: Ledger) -> None:
+    def first(xs: Any) -> Any:
+        return xs[0]
+
+    for _ in range(2):
+        compiled(first)([X])
     assert not told(ledger)
 
 
