@@ -188,9 +188,10 @@ class Judge(Containers):
         cause = self.home(source)
         if cause is None:
             cause = "object identity" if replaced else _of_text(before, value)
-        choice = isinstance(value, enum.Enum)
-        library = self.of_torch(source)
-        return Finding(cause, text, before, after, text, replaced=replaced, choice=choice, library=library)
+        return Finding(
+            cause, text, before, after, text, replaced=replaced, choice=isinstance(value, enum.Enum),
+            library=self.of_torch(source), shared=cause == "closure" and replaced and source.endswith(".__code__"),
+        )  # fmt: skip
 
     def membership(self, failure: Failure) -> Finding:
         """A key that is or is not there; an attribute that hides its class's since is a value that has changed."""

@@ -138,6 +138,8 @@ def _failures(entry: Any, scope: Scope, modes: Modes | None, local: dict[str, An
 
 def _rank(finding: Finding, failure: Failure) -> tuple[int, int]:
     rank = _RANK.get(finding.cause, 5)
+    if finding.shared:
+        return -1, 0  # the function is another one: all else follows
     if failure.kind == "tensor" and finding.cause in ("device", "dtype"):
         rank = 3  # a tensor's own device explains no other failure
     if failure.kind == "SET_CONTAINS":

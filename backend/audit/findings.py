@@ -26,6 +26,7 @@ class Finding:
         replaced: an object, or one of another type, is in its place.
         choice: one of a closed set, as a member of an enum.
         library: an attribute, parameter or buffer of a module that torch itself defines.
+        shared: a function that this one closes over is another: one piece of code makes several, as a decorator does.
         behind: line of the graph break that it was computed in front of, where the break's continuation depends on it.
     """
 
@@ -40,6 +41,7 @@ class Finding:
     replaced: bool = False
     choice: bool = False
     library: bool = False
+    shared: bool = False
     behind: int | None = None
 
 

@@ -155,6 +155,12 @@ def _global(case: Case) -> str:
 
 def _closure(case: Case) -> str:
     found = case.finding
+    if found.shared:
+        return (
+            "Functions that one decorator or factory makes share their code, and what is compiled of it: each, told "
+            f"apart by {found.source}, is compiled once. That is right for up to torch._dynamo.config.recompile_limit "
+            f"of them; for more, raise it. If one function rebinds {found.source}, pass that as an argument instead."
+        )
     if found.replaced:
         return f"Do not rebind {found.source}: the compiled function closes over it; pass it as an argument."
     if _is_number(found.after):

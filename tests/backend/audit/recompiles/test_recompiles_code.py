@@ -345,3 +345,32 @@ class Scaled(nn.Module):
 
     def forward(self, x: Any) -> Any:
         return x * self.scale
+
+
+def test_functions_of_one_decorator_are_told_apart(compiled: Any, recompiles: Any) -> None:
+    def decorated(function: Any) -> Any:
+        @functools.wraps(function)
+        def wrapper(self: Any, x: Any) -> Any:
+            return function(self, x)
+
+        return wrapper
+
+    class First(torch.nn.Module):
+        @decorated
+        def forward(self, x: Any) -> Any:
+            return x + 1
+
+    class Second(torch.nn.Module):
+        @decorated
+        def forward(self, x: Any) -> Any:
+            return x * 2
+
+    compiled(First())(X)
+    torch.compile(Second(), backend="aot_eager")(X)
+    (record,) = recompiles()
+    assert (record.cause, record.source) == ("closure", "function")
+    assert (record.before.split(".")[-2:], record.after.split(".")[-2:]) == (
+        ["First", "forward"],
+        ["Second", "forward"],
+    )
+    assert "share their code" in record.fix.text
