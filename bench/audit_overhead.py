@@ -58,9 +58,9 @@ class Part(NamedTuple):
 
 _FEW = ("mlp", "dlrm", "gpt")
 PARTS = {
-    "compile, eager inner": Part("eager", "compiling", 1.03, 0.35),
-    STEADY: Part("inductor", "steady", 1.01, 0.25, _FEW, (SMALLEST,)),
-    "compile, Inductor": Part("inductor", "compiling", 1.01, 0.4, _FEW),
+    "compile, eager inner": Part("eager", "compiling", 1.03, 0.2),
+    STEADY: Part("inductor", "steady", 1.01, 0.2, _FEW, (SMALLEST,)),
+    "compile, Inductor": Part("inductor", "compiling", 1.01, 0.6, _FEW),
 }
 CLAIM = "An audit adds at most 3% to compile CPU time with an eager inner, 1% under Inductor, and 1% to steady calls."
 
@@ -68,7 +68,8 @@ CLAIM = "An audit adds at most 3% to compile CPU time with an eager inner, 1% un
 ROUNDS = 24
 #: Sizes of the models: small ones, where the programs' own work would only hide the audit's.
 SIZES = {"compiling": "tiny", "steady": "tiny"}
-BUDGET_S = 540.0
+#: A sample of the largest program under Inductor takes three seconds, and a bound of 1% some twenty of them.
+BUDGET_S = 900.0
 _ENVIRON = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
     "OMP_NUM_THREADS": "1",
