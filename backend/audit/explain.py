@@ -165,12 +165,13 @@ def _gone(call: dynamo.CompileCall, function: Function, dynamic: Any) -> Why:
     reason = dynamo.invalidation(call.entries[0]) or ""
     source = reason.removeprefix("Cache line invalidated because ").removesuffix(" got deallocated")
     scope = Scope({"L": call.local, "G": call.namespace})
-    judge = Judge(scope, call.code.co_freevars, names_of(call), {}, _by_id)
+    judge = Judge(scope, call.code.co_freevars, names_of(call) | _intermediate(call), {}, _by_id)
     inner = source.removeprefix("type(").removesuffix(")") if source.startswith("type(") else source
     value = judge.value(inner)
     finding = Finding(
-        "weak reference", judge.text(source), "an object that is gone", describe(value), judge.text(inner)
-    )
+        "weak reference", judge.text(source), "an object that is gone", describe(value), judge.text(inner),
+        behind=_behind(call, inner),
+    )  # fmt: skip
     scope.forget()
     return Why(function, finding, (reason,), dynamic if isinstance(dynamic, bool) else None)
 

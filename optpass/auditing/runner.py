@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ from optpass.reporting.environment import environment, process_record
 
 _CHILD = Path(__file__).with_name("child.py")
 _PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGCONT", "SIGWINCH")
+#: Characters of an exception's text that are told.
+_LONGEST = 300
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -169,7 +172,7 @@ def _told(facts: dict[str, Any], code: int, signals: list[signal.Signals]) -> tu
     ending = [s.name for s in signals if s in _ENDING]
     if ended == "exception":
         at = f" at {facts['line']}" if facts.get("line") else ""
-        told = f"the program raised {detail}{at}"
+        told = f"the program raised {textwrap.shorten(detail, _LONGEST, placeholder=' ...')}{at}"
         return told, told
     if ended == "interrupted" or ending:
         told = f"the program was interrupted ({', '.join(dict.fromkeys(ending)) or detail})"

@@ -146,10 +146,11 @@ def the_break(ended: Ended) -> None:
     ("end", "code", "partial"),
     [
         ("def f():\n    raise ValueError('no luck')\nf()", 1, "raised ValueError: no luck at .*prog.py:9"),
+        ("raise ValueError('no luck ' * 1000)", 1, r"raised ValueError: [no luck]{200,290} \.\.\. at .*prog.py:8"),
         ("os.kill(os.getpid(), signal.SIGKILL)", -9, "killed by SIGKILL"),
         ("os._exit(5)", 5, r"without Python's exit \(os._exit\), code 5"),
     ],
-    ids=["raises", "killed", "os-exit"],
+    ids=["raises", "raises-at-length", "killed", "os-exit"],
 )
 def test_records_survive_how_it_ends(tmp_path: Path, end: str, code: int, partial: str) -> None:
     ended = run(Job(script(tmp_path, TORCH + end)))

@@ -51,6 +51,23 @@ def test_guards_that_fail_only_later_are_told_too(compiled: Any, recompiles: Rec
     assert record.guards == ["len(xs) == 1, now 2", "scale == 2, now 4"]
 
 
+def test_what_died_behind_a_break_is_named_by_its_line(compiled: Any, recompiles: Records) -> None:
+    kept: list[float] = []
+
+    def f(x: Any) -> Any:
+        y = x * 2
+        kept.append(y.sum().item())
+        return y + 1
+
+    run = compiled(f)
+    for _ in range(3):
+        run(X)
+    line = f.__code__.co_firstlineno + 2
+    dead = [record for record in recompiles() if record.cause == "weak reference"]
+    assert all(f" of line {line}>" in record.source and f"line {line}" in record.fix.text for record in dead)
+    assert all("intermediate" not in record.source for record in recompiles())
+
+
 def test_values_are_listed_in_order_and_lengths_are_bucketed(compiled: Any, recompiles: Records) -> None:
     run = compiled(lambda x: x * 2, dynamic=False)
     for length in (17, 33, 100, 31):
