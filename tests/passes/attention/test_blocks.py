@@ -46,7 +46,8 @@ def dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> to
     used = replace(used, least_rows=least, scores=scores, one_head=used.one_head or random.random() < 0.5)
     monkeypatch.setattr(blocks, "products", lambda query, keys: used)
     monkeypatch.setattr(blocks, "_CAUSAL_ROWS", random.choice((256, 16, 5)))
-    monkeypatch.setattr(blocks, "_STRIP", random.choice((32, 4)))
+    monkeypatch.setattr(blocks, "_SCALED_KEYS", random.choice((0, 8)))
+    monkeypatch.setattr(products, "_SHORT", random.choice((1, 192)))
     return torch.float64 if used.writes else torch.float32
 
 
@@ -136,6 +137,36 @@ def test_bfloat16_is_as_exact_as_eager(kind: str) -> None:
         for out in (attention_in_blocks(q, k, v, mask, kind == "causal", 32**-0.5), written(q, k, v))
     ]
     assert errors[0] <= 1.05 * errors[1], seed
+
+
+@pytest.mark.parametrize("scale", [0.125, 0.2])
+def test_a_sole_block_has_the_gradients_of_eager(scale: float) -> None:
+    """Nothing is rounded more often than in the written program; queries are scaled first only where that is exact."""
+    torch.manual_seed(seed := random.randrange(2**30))
+    operands = [torch.randn(2, 4, 128, 16, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    grad = torch.randn(2, 4, 128, 16, dtype=torch.bfloat16)
+
+    def written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT * scale).softmax(-1) @ v
+
+    exact = [t.detach().double().requires_grad_() for t in operands]
+    wanted = torch.autograd.grad(written(*exact), exact, grad.double())
+    ours = torch.autograd.grad(attention_in_blocks(*operands, None, False, scale), operands, grad)
+    eager = torch.autograd.grad(written(*operands), operands, grad)
+    for right, one, other in zip(wanted, ours, eager, strict=True):
+        assert (one - right).norm() <= 1.02 * (other - right).norm(), seed
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_the_corner_beyond_the_diagonal(heads: int) -> None:
+    """Whatever is there becomes minus infinity; everything else stays as it is, and NaN stays NaN."""
+    scores = torch.randn(heads, 5, 9)
+    scores[:, 0, 6], scores[:, 3, 8], scores[:, 4, 2], scores[:, 2, 5] = float("nan"), float("inf"), float("nan"), -0.0
+    corner = scores[:, :, 4:]  # of rows 4 to 8
+    wanted = scores.clone()
+    wanted[:, :, 4:].masked_fill_(torch.ones(5, 5).triu(1).bool(), float("-inf"))
+    blocks._hide(corner, blocks._above(scores, 6))
+    torch.testing.assert_close(scores, wanted, rtol=0, atol=0, equal_nan=True)
 
 
 def test_what_is_hidden_does_not_matter() -> None:

@@ -256,6 +256,17 @@ def test_threads_share_what_there_is_to_share() -> None:
     assert after == pytest.approx((before[0] / 2, before[1]))
 
 
+def test_blocks_wait_for_their_threads() -> None:
+    """What pays on one thread need not on many: half of its time in float32 is the same however many there are."""
+    figures = {"float32 forward": {"unfused": UNFUSED, "cpu_flash": FLASH, "blocks": FLASH}}
+    known, asked = Found(table(figures=figures), "measured"), problem(1024, 16)
+    before = fused(asked, "blocks", CPU, table=known)
+    torch.set_num_threads(4)
+    after, other = (fused(asked, kernel, CPU, table=known) for kernel in ("blocks", "cpu_flash"))
+    assert before is not None and after is not None and other is not None
+    assert after.us == pytest.approx(before.us * (0.5 + 0.5 / 4)) and other.us == pytest.approx(before.us / 4)
+
+
 def test_float64_stands_on_float32() -> None:
     wide = problem(dtype=torch.float64)
     assert alone_ns(wide) == pytest.approx(2 * alone_ns(problem()))
