@@ -10,6 +10,10 @@ import torch
 from torch import fx
 
 from optpass.errors import BudgetInfeasibleError
+from optpass.passes.memory.purity import draws
+
+#: Where torch puts a node whatever the partitioner decides.
+_PLACED = frozenset({"is_backward", "must_be_in_backward"})
 
 
 def prepare(joint: fx.GraphModule) -> None:
@@ -49,6 +53,18 @@ def must_recompute(node: fx.Node) -> bool:
     return node.meta.get("recompute") in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
+def _draw_in_forward(joint: fx.GraphModule) -> None:
+    """Mark what the forward draws from a random generator as no part of the backward. In place.
+
+    With Inductor's `fallback_random` such an operator is no dead code though nobody reads it. The extracted backward
+    would draw again whatever it can: the generator ends in another state, and what is drawn from is computed for that.
+    """
+    late = _after_tangents(joint.graph)
+    for node in joint.graph.nodes:
+        if node not in late and node.meta.get("partitioner_tag") not in _PLACED and draws(node):
+            node.meta["partitioner_tag"] = "must_be_in_forward"
+
+
 def outputs(joint: fx.GraphModule, num_fwd_outputs: int) -> tuple[list[Any], list[Any]]:
     """What the forward and what the backward returns: nodes, and None or constants in their places."""
     from torch._functorch.partitioners import _extract_fwd_bwd_outputs
@@ -67,6 +83,7 @@ def extract(
     from torch._functorch import partitioners
     from torch.fx.experimental.proxy_tensor import is_sym_node
 
+    _draw_in_forward(joint)
     info = partitioners.classify_nodes(joint, list(static_lifetime_input_indices), num_fwd_outputs)
     is_opaque = getattr(partitioners, "is_opaque_node", lambda node: False)
     only_asserted = getattr(partitioners, "_is_assert_only_symbool", lambda node: False)

@@ -46,19 +46,22 @@ class Bound:
     limit: int
 
 
-def choices_of(problem: Problem, tail: int, less: int = 0) -> list[Choice]:
+def choices_of(known: Search, tail: int, less: int = 0, waits: bool = True) -> list[Choice]:
     """Plans that no other is better than in all three figures.
 
     Args:
-        problem: of the graph; its tail is changed for the search, and set to `tail` in the end.
+        known: a search of the graph; the tail of its problem is changed for others, and set to `tail` in the end.
         tail: as in `Problem`.
         less: bytes that the peak is less by in what the inner compiler generates.
+        waits: other graphs run between its forward and its backward, so that it matters what it holds then.
     """
+    problem = known.problem
+    pressures = PRESSURES if len(problem.operations) <= LARGE else PRESSURES_LARGE
     found: dict[tuple[int, int], Choice] = {}
     peak = 0
-    for pressure in PRESSURES if len(problem.operations) <= LARGE else PRESSURES_LARGE:
+    for pressure in pressures if waits else pressures[:1]:
         problem.tail = tail + int(pressure * peak)
-        search = Search(problem)
+        search = known if known.holds else Search(problem)
         peak = peak or search.unconstrained
         schedule = search.schedule
         states = [search.state_at(point.moves) for point in search.way.points]

@@ -7,7 +7,7 @@ near one plan, and the next plan is asked for accordingly. How a plan is carried
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import fx
@@ -33,6 +33,10 @@ FLAT = 0.7
 #: At the floor, plans whose peaks are so much larger by the search are carried out too: what Inductor makes of them
 #: may need less.
 NEAR_FLOOR = (1.0, 1.04)
+#: Where a plan near the floor is replayed with so many times what was counted, the search is wrong about this step: the
+#: floor may be anywhere, and is looked for at up to so many places below the peaks that were found, as long as each
+#: is lower than those before.
+WRONG, PLACES = 1.1, 4
 
 
 @dataclass(frozen=True)
@@ -115,16 +119,25 @@ class Chooser:
         Which are tried does not depend on the budget, so that the smallest peak is one that a budget can name.
         """
         found: list[Trial] = []
-        for timeline, lean in self._near_the_floor():
-            trial = self._tried(timeline, lean)
+        for timeline in self._near_the_floor(found):
+            trial = self._tried(timeline, self.lean)
             found.append(trial)
             if trial.peak <= self.room:
                 break
         return min(found, key=lambda trial: trial.peak)
 
-    def _near_the_floor(self) -> Iterator[tuple[Timeline, bool]]:
+    def _near_the_floor(self, found: Sequence[Trial]) -> Iterator[Timeline]:
+        """Plans to try; `found` grows by each before the next is asked for."""
         for part in NEAR_FLOOR if self._generated else (1.0,):
-            yield self._at_most(int(self.search.floor * part)), self.lean
+            yield self._at_most(int(self.search.floor * part))
+        if all(trial.replay.peak_bytes > WRONG * trial.timeline.peak for trial in found):
+            least, peaks = self.search.floor, [trial.peak for trial in found]
+            most = min(self.search.unconstrained, *peaks)
+            for place in range(1, PLACES + 1):
+                yield self._at_most(least + (most - least) * place // PLACES)
+                if found[-1].peak >= min(peaks):
+                    return
+                peaks.append(found[-1].peak)
 
     def _tried(self, timeline: Timeline, lean: bool = False) -> Trial:
         key = timeline.peak, timeline.recomputed_s, lean

@@ -1,18 +1,19 @@
-"""The eager part of a step, around and between compiled graphs: what its autograd nodes hold, and what a loss needs.
+"""What the eager part of a step needs between compiled graphs and the scalar that is differentiated: a loss.
 
-Looked at while a step runs, after which a plan can be made that counts it. What a node has saved is read where it still
-is there; once its backward has run only the sizes of what it returned are known, and a bound is made of them.
+Seen while a step runs, after which a plan can be made that counts it. What a node has saved was read before the
+backward; where it could not be, only the sizes of what it returned are known, and a bound is made of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from optpass.backend.compat import memory_autograd as autograd
+from optpass.backend.compat.memory_backward import Held
 
 #: Names of nodes whose result is another view of what they were given, and whose gradient is one too.
 VIEWS = ("View", "Transpose", "Permute", "Unsqueeze", "Squeeze", "Alias", "TBackward", "Detach", "Movedim", "Unflatten")
@@ -38,6 +39,8 @@ QUOTIENT, FRACTION = 3, 0
 UNKNOWN = 2
 #: Tensors as large as its input that an operator allocates and releases in the forward, beside its result.
 FORWARD_TEMPORARIES = {"MseLoss": 1, "SmoothL1Loss": 1, "HuberLoss": 1}
+#: Operators that copy what they are given where it is transposed, and views that transpose.
+CONTIGUOUS, TRANSPOSED = ("SoftmaxBackward", "LayerNorm", "GroupNorm"), ("TBackward", "Transpose", "Permute", "Movedim")
 #: Of an index of classes.
 INDEX_BYTES = 8
 #: What a node saves of its own result.
@@ -70,77 +73,20 @@ class EagerLoss:
     kept_bytes: int = 0
 
 
-def held_upstream(tensors: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """What eager operators have saved on the way to `tensors`, and the parameters that they read.
-
-    Compiled graphs on the way are passed over: what they save is theirs to say.
-    """
-    saved: list[torch.Tensor] = []
-    leaves: list[torch.Tensor] = []
-    for node in autograd.walk(autograd.nodes_behind(tensors), lambda node: False):
-        leaf = autograd.leaf_of(node)
-        if leaf is not None:
-            leaves.append(leaf)
-        elif not autograd.is_compiled(node):
-            saved += autograd.saved_by_operator(node)
-    return saved, leaves
-
-
-def pending(roots: Iterable[Any], now: Any) -> tuple[int, list[torch.Tensor]]:
-    """What a backward that has come to the node `now` holds for nodes that are still to run: bytes of gradients, and
-    the tensors that eager operators among them have saved.
-
-    A gradient waits where the node that it goes to has not run: for more of the same sum, or for its turn.
-    """
-    place = autograd.order(now)
-    waiting: dict[tuple[Any, int], int] = {}
-    saved: list[torch.Tensor] = []
-    awaited: set[Any] = {now}
-    for node in autograd.walk(roots, lambda node: False):
-        if autograd.leaf_of(node) is not None:
-            continue
-        to_run = node is now or autograd.order(node) < place
-        if to_run and node is not now and not autograd.is_compiled(node):
-            saved += autograd.saved_by_operator(node)
-            saved += autograd.saved_by_function(node)
-        for following, index in node.next_functions:
-            if following is None or following is now:
-                continue
-            if to_run:
-                awaited.add(following)
-            elif autograd.leaf_of(following) is not None or autograd.order(following) < place:
-                waiting[following, index] = _size_at(following, index)
-    settled = {node for node, _ in waiting if autograd.leaf_of(node) is not None and node not in awaited}
-    return sum(size for (node, _), size in waiting.items() if node not in settled), saved
-
-
-def held_in(roots: Iterable[Any]) -> list[torch.Tensor]:
-    """What the nodes of a backward have saved that has come to some node of it, as far as it is not released."""
-    saved: list[torch.Tensor] = []
-    for node in autograd.walk(roots, lambda node: False):
-        if not autograd.is_compiled(node) and autograd.leaf_of(node) is None:
-            saved += autograd.saved_by_operator(node)
-            saved += autograd.saved_by_function(node)
-    return saved
-
-
-def _size_at(node: Any, index: int) -> int:
-    """Bytes of the gradient that a node is given for its result `index`."""
-    leaf = autograd.leaf_of(node)
-    if leaf is not None:
-        return leaf.nbytes if leaf.layout == torch.strided else 0
-    sizes = autograd.output_sizes(node)
-    return sizes[index][1] if index < len(sizes) else 0
-
-
-def loss_of(roots: Iterable[Any], ours: Callable[[Any], bool], given: Given = lambda *_: None) -> EagerLoss:
+def loss_of(
+    roots: Iterable[Any], ours: Callable[[Any], bool], given: Given = lambda *_: None,
+    known: Mapping[int, Held] | None = None, kept: Iterable[Any] = (),
+) -> EagerLoss:  # fmt: skip
     """The eager operators between nodes that `ours` is true of and the `roots` of a backward that is running.
 
     Args:
         given: dtype of a tensor of so many elements, an index or not, that the caller holds (a target), which is then
             taken to be the one that a node has saved, and counts elsewhere; None where there is none.
+        known: what nodes held before the backward, by their order. What no node made and is still there is held by
+            others, and counts elsewhere. Of a node that is missing it is guessed, with `given`.
+        kept: nodes whose results somebody holds, who counts them elsewhere.
     """
-    walk = _Walk(ours, given)
+    walk = _Walk(ours, given, known or {}, set(kept))
     for node in autograd.walk(roots, ours):
         walk.add(node)
     return walk.measured()
@@ -152,6 +98,8 @@ class _Walk:
 
     ours: Callable[[Any], bool]
     given: Given
+    known: Mapping[int, Held]
+    kept: set[Any]
     cast: set[int] = field(default_factory=set)
     nodes: list[Any] = field(default_factory=list)
     root: list[int] = field(default_factory=list)
@@ -171,6 +119,8 @@ class _Walk:
         self.bytes = [sum(size for _, size in autograd.output_sizes(node)) for node in self.nodes]
         for i in range(len(self.nodes)):
             self.root.append(self._root(i))
+        for i in {self.root[self.place[node]] for node in self.kept if node in self.place}:
+            self.bytes[i] = 0 if i >= 0 else self.bytes[i]
         until, extra = self._saved()
         saved = set(until)
         held = sum(self.bytes[i] for i in saved) + sum(extra)
@@ -195,12 +145,18 @@ class _Walk:
         node holds of others' making."""
         held: dict[int, int] = {}
         extra = [0] * len(self.nodes)
+        counted: set[int] = set()
+        self.at = {autograd.order(node): i for i, node in enumerate(self.nodes)}
         for i, node in enumerate(self.nodes):
             names = [n for n in autograd.saved_names(node) if _is_tensor(node, n)]
             own = [n for n in names if n.startswith(OWN)]
             others = [n for n in names if not n.startswith(OWN)]
             if own:
                 held[self.root[i]] = i
+            known = self.known.get(autograd.order(node))
+            if known is not None:
+                extra[i] = self._held(i, known, held, counted)
+                continue
             if not others:
                 continue
             for k in self._inputs(node):
@@ -216,6 +172,20 @@ class _Walk:
                     self.cast.add(i)  # is made a number of each element once more
         held.pop(-1, None)
         return held, extra
+
+    def _held(self, i: int, known: Held, held: dict[int, int], counted: set[int]) -> int:
+        """Take in what a node holds; bytes of what it held alone, of several such nodes the first, as the backward
+        comes to it last."""
+        for place, compiled in known.results_of:
+            k = self.at.get(place)
+            if k is not None:
+                held.setdefault(self.root[k], i)
+            self.reads_outputs |= compiled or (k is not None and self._is_output(self.nodes[k]))
+        if _named(self.nodes[i], ("MulBackward",)) and not all(one.floating for one in known.outside):
+            self.cast.add(i)  # is made a number of each element once more
+        alone = {one.key: one.bytes for one in known.outside if one.storage() is None and one.key not in counted}
+        counted.update(alone)
+        return sum(alone.values())
 
     def _is_output(self, node: Any) -> bool:
         """Whether what a node returned is an output of a compiled graph, or a view of one."""
@@ -246,6 +216,9 @@ class _Walk:
 
     def _inside_forward(self, node: Any) -> int:
         number = next((n for name, n in FORWARD_TEMPORARIES.items() if name in node.name()), 0)
+        before = node.next_functions[0][0] if node.next_functions else None
+        if _named(node, CONTIGUOUS) and before is not None and _named(before, TRANSPOSED):
+            number += 1
         return number * self._input(node)[1] if number else 0
 
     def _backward(self, until: dict[int, int], extra: list[int]) -> int:
@@ -255,7 +228,7 @@ class _Walk:
         peak = held
         for i in range(len(self.nodes) - 1, -1, -1):
             node = self.nodes[i]
-            mine = waiting.pop(node, self.bytes[i])
+            mine = waiting.pop(node) if node in waiting else sum(size for _, size in autograd.output_sizes(node))
             before = sum(waiting.values())
             for n, place in node.next_functions:
                 if n is not None and autograd.leaf_of(n) is None:

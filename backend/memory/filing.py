@@ -53,8 +53,9 @@ def predict_anew(partitioner: BudgetPartitioner, peak: int) -> None:
 
 def _summary(plan: MemoryPlan, notes: Sequence[str]) -> str:
     peak, budget = format_bytes(plan.predicted_peak_bytes), format_bytes(plan.budget_bytes or 0)
+    about = "about " if plan.floor_estimated else ""
     said = (
-        f"predicted peak {peak} of a budget of {budget}; the smallest peak of any plan is "
+        f"predicted peak {peak} of a budget of {budget}; the smallest peak of any plan is {about}"
         f"{format_bytes(plan.floor_bytes)}; recomputing costs {100 * (plan.slowdown - 1):.1f}% of the step"
     )
     return "; ".join((said, *notes))

@@ -161,7 +161,11 @@ class Stores:
 
     def update(self, other: Stores) -> None:
         """Take in those of `other`."""
-        for key, reference in other._found.items():
+        self.keep(other._found.items())
+
+    def keep(self, references: Iterable[tuple[int, weakref.ref[Any]]]) -> None:
+        """Take in storages by their keys and weak references."""
+        for key, reference in references:
             if self._found.setdefault(key, reference)() is None:  # its place in memory was taken by another
                 self._found[key] = reference
 

@@ -113,6 +113,7 @@ class BudgetPartitioner:
         self.sizes: list[Any] = []  #: symbolic sizes of the graph's tensors
         self.counted = 0  #: peak of the plan as the search counts it
         self._lowered: dict[bool, Any] = {}
+        self._default_peak: int | None = None  #: of the default plan, above the statics, where it was replayed
 
     def __call__(self, joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Modules:
         """As AOTAutograd calls a partitioner.
@@ -128,6 +129,7 @@ class BudgetPartitioner:
         default = compat.min_cut_partition(copied, joint_inputs, **kwargs)
         parts.prepare(joint)
         self.sizes = sizes_in(joint.graph)
+        self._default_peak = None
         if self.executor == "inductor":
             accumulate_in_place(joint)
         problem = problem_of(
@@ -153,11 +155,9 @@ class BudgetPartitioner:
         generated = self.executor == "inductor"
         base: StepReplay | None = None
         if not generated or search.unconstrained * GENERATED_AT_LEAST <= room:  # else lowering it is in vain
-            base = self._replay(default, kwargs["num_fwd_outputs"], self.budget.tail or tail_of(joint))
-            self.outcome.replayed = base
+            base = self._replayed_default(joint, default, kwargs)
             follow = FOLLOW * sum(base.saved_bytes.values()) if self.budget.shared else 0
-            needed = max(base.peak_bytes, base.handed_bytes + self.budget.follow if self.budget.follow else 0)
-            if needed + follow <= room:
+            if self._needed(base) + follow <= room:
                 if self.budget.at_optimizer > self.budget.bytes:
                     raise self._infeasible(search, search.schedule.run(search.start), base, self.budget.at_optimizer)
                 return None
@@ -175,11 +175,27 @@ class BudgetPartitioner:
         if found.peak > room and found.peak - self.relief() <= room:
             self.outcome.notes.append("over the budget in the first step: earlier graphs hold less from the next on")
         elif found.peak > room:
-            floor = self.budget.statics.total + ENGINE_BYTES + found.peak
-            raise self._infeasible(search, found.timeline, found.replay, floor)
+            least = found.peak
+            if least > search.unconstrained * GENERATED_AT_LEAST:  # the search may be wrong about this step
+                base = base or self._replayed_default(joint, default, kwargs)
+                least = min(least, self._needed(base))
+            if least > room or self.budget.at_optimizer > self.budget.bytes:
+                floor = self.budget.statics.total + ENGINE_BYTES + least
+                raise self._infeasible(search, found.timeline, found.replay, floor)
+            return None
         if self.budget.at_optimizer > self.budget.bytes:
             raise self._infeasible(search, found.timeline, found.replay, self.budget.at_optimizer)
         return found
+
+    def _replayed_default(self, joint: fx.GraphModule, default: Modules, kwargs: dict[str, Any]) -> StepReplay:
+        tail = self.budget.tail or tail_of(joint)
+        self.outcome.replayed = base = self._replay(default, kwargs["num_fwd_outputs"], tail)
+        self._default_peak = base.peak_bytes
+        return base
+
+    def _needed(self, base: StepReplay) -> int:
+        """Bytes above the statics that the step needs with a plan."""
+        return max(base.peak_bytes, base.handed_bytes + self.budget.follow if self.budget.follow else 0)
 
     def _offered(self, search: Search, carry_out: Callable[[Timeline, bool], Trial], room: int) -> Trial | None:
         """The plan that was chosen for the step as a whole, if this is the graph that it was chosen for and it fits;
@@ -232,7 +248,7 @@ class BudgetPartitioner:
         own = replay.peak_bytes + ENGINE_BYTES
         return plan_of(
             search, timeline, budget_bytes=budget.bytes, statics=budget.statics, own=own, engine=ENGINE_BYTES,
-            at_optimizer=budget.at_optimizer,
+            at_optimizer=budget.at_optimizer, unconstrained=self._default_peak, generated=self.executor == "inductor",
         )  # fmt: skip
 
     def _infeasible(self, search: Search, timeline: Timeline, replay: StepReplay, floor: int) -> BudgetInfeasibleError:

@@ -11,57 +11,23 @@ import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from optpass.backend.compat import memory_autograd as autograd
-from optpass.backend.memory.eager_part import EagerLoss, held_in, held_upstream, loss_of, pending
+from optpass.backend.compat.memory_backward import Held, held_by_nodes, untraced, watch_backwards
+from optpass.backend.memory.eager_held import held_in, held_upstream, pending
+from optpass.backend.memory.eager_part import EagerLoss, loss_of
 from optpass.backend.memory.leaves import Beside, Leaf, Stores, parameters_of
 from optpass.backend.memory.partition import ENGINE_BYTES
+from optpass.backend.memory.run import Chain, Run
 from optpass.errors import BudgetInfeasibleError
 
 #: Chains of runs that are remembered, to find which of them make up one step.
 REMEMBERED = 64
 #: How often a graph is looked at beside the same other runs: where nothing else runs, once says all.
 LOOKS_ALONE, LOOKS = 1, 2
-
-
-@dataclass(eq=False)
-class Run:
-    """One call of a leaf whose backward has not run.
-
-    Attributes:
-        node: of autograd.
-        released: a storage that autograd releases with the backward, as far as there is one.
-        inputs, outputs, eager: storages of its arguments and results, and of what eager operators before it saved.
-        looked_at: what is beside it in its backward is to be noted.
-    """
-
-    leaf: Leaf
-    node: weakref.ref[Any]
-    released: Any
-    inputs: Stores
-    outputs: Stores
-    eager: Stores
-    parameters: list[weakref.ref[torch.Tensor]]
-    looked_at: bool = True
-    done: bool = False
-
-    def is_over(self) -> bool:
-        """Its backward has run, or nobody can ask for it any more."""
-        if self.done or self.node() is None:
-            return True
-        return self.released is not None and self.released() is None
-
-
-@dataclass
-class Chain:
-    """Runs from the first forward after a backward, to the next such forward."""
-
-    origin: object
-    leaves: Counter[Leaf] = field(default_factory=Counter)
 
 
 class Steps:
@@ -78,6 +44,8 @@ class Steps:
         self._chains: deque[Chain] = deque(maxlen=REMEMBERED)
         self._after_backward = True
         self._lent = Stores()
+        self._known: dict[int, Held] = {}
+        self._unwatch: Callable[[], None] | None = None
 
     # ---- what is held now ---------------------------------------------------------------------------------------
 
@@ -180,8 +148,10 @@ class Steps:
             self._live.append(run)
             if self._chains:
                 self._chains[-1].leaves[leaf] += 1
+            if run.looked_at and self._unwatch is None:
+                self._unwatch = watch_backwards(self._begins)
         if run.looked_at:  # a hook holds the gradients that it is given, and is not to stay
-            node.register_prehook(lambda *_: self._backward(run))
+            node.register_prehook(untraced(lambda *_: self._backward(run)))
 
     def _looks_at(self, leaf: Leaf) -> bool:
         beside = leaf.situations.get(self._others())
@@ -216,6 +186,13 @@ class Steps:
         leaf.outputs = sum(size for key, size in made.alive().items() if key not in there)
         leaf.held = leaf.outputs + sum(own.alive().values())
 
+    def _begins(self, roots: list[Any]) -> None:
+        """A backward is about to begin."""
+        with self._lock:
+            if autograd.running_backward() is None:
+                self._known.clear()
+            self._known.update(held_by_nodes(roots, autograd.is_compiled))
+
     def _backward(self, run: Run) -> None:
         """A run's backward is about to begin."""
         running = autograd.running_backward()
@@ -228,6 +205,7 @@ class Steps:
                 self._note_beside(run, running)
             if running is None or not running.keeps:
                 run.done = True
+            self._sweep()
 
     def _note_loss(self, run: Run, running: autograd.RunningBackward) -> None:
         node, leaf = run.node(), run.leaf
@@ -236,13 +214,24 @@ class Steps:
         if not leaf.seen:
             leaf.seen = leaf.news = True
         held = autograd.tensors_of_callers()
+        made = [t for t in held if t.grad_fn is not None]
+        results = Stores(made)
+        for other in self._live:  # these are counted as what they are
+            for counted in (other.inputs, other.outputs, other.eager):
+                results.drop(counted)
         # Some losses reduce in place: their result is a number in a storage as large as what it is made of.
-        results = Stores(t for t in held if t.grad_fn is not None and t.dim() == 0)
         kept = sum(size for size in results.alive().values() if size > ENGINE_BYTES)
         found, before = EagerLoss(), leaf.loss
         if node is not None and any(n is node for n in autograd.walk(running.roots, autograd.is_compiled)):
             targets = [t for t in held if not t.requires_grad]
-            found = loss_of(running.roots, autograd.is_compiled, lambda *one: self._given(leaf, targets, *one))
+            found = loss_of(
+                running.roots,
+                autograd.is_compiled,
+                lambda *one: self._given(leaf, targets, *one),
+                self._known,
+                [t.grad_fn for t in made],
+            )
+            leaf.inputs.keep((one.key, one.storage) for held in self._known.values() for one in held.outside)
             leaf.know(found.leaves)
         # Gradients that wait now for others count beside this run.
         waiting = pending(running.roots, node)[0] if node is not None else 0
@@ -289,7 +278,8 @@ class Steps:
         known = Stores(parameters).alive()
         gradients = Stores([p.grad for p in parameters if p.grad is not None]).alive()
         for r in (run, *others):
-            known.update(r.outputs.alive())
+            given = r.inputs.alive()  # what is handed back as it came is no result
+            known.update({key_: size for key_, size in r.outputs.alive().items() if key_ not in given})
             known.update(r.leaf.buffers.alive())
         bytes_of_gradients = sum(size for key_, size in gradients.items() if key_ not in known)
         other = sum(size for key_, size in there.alive().items() if key_ not in known and key_ not in gradients)
@@ -302,3 +292,6 @@ class Steps:
         live = [run for run in self._live if not run.is_over()]
         self._after_backward |= len(live) < len(self._live)
         self._live = live
+        if self._unwatch is not None and not any(run.looked_at for run in live):
+            self._unwatch()
+            self._unwatch = None

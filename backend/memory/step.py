@@ -14,7 +14,7 @@ import torch
 from torch import fx, nn
 
 from optpass.backend import compat
-from optpass.backend.memory.eager_part import held_upstream
+from optpass.backend.memory.eager_held import held_upstream
 from optpass.backend.memory.leaves import Share, Stores
 from optpass.backend.memory.measure import storage_bytes
 from optpass.backend.memory.optimizing import Optimizing

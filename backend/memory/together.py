@@ -159,7 +159,7 @@ def _own_peak(leaf: Leaf, replayed: StepReplay) -> int:
 
 def _choices(step: _Step) -> list[list[Choice]]:
     found = []
-    for leaf in step.leaves:
+    for i, leaf in enumerate(step.leaves):
         partitioner = leaf.partitioner
         search, replayed = partitioner.search, partitioner.outcome.replayed
         assert search is not None and replayed is not None  # it has a plan
@@ -171,7 +171,7 @@ def _choices(step: _Step) -> list[list[Choice]]:
             between, search.problem.outputs_held = tail.beside(tangents, outputs), tail.holds_outputs
             search.problem.kept = tail.kept_bytes
         less = max(0, partitioner.counted - replayed.peak_bytes) if partitioner.executor == "inductor" else 0
-        found.append(choices_of(search.problem, between, less))
+        found.append(choices_of(search, between, less, _waits(step, i)))
     return found
 
 
@@ -186,11 +186,15 @@ def _share(step: _Step, index: int, chosen: Sequence[Choice]) -> Share:
     others = sum(chosen[g].held * n for g, n in at_peak.others)
     statics = replace(step.always, gradients=gradients, inputs=beside - gradients, activations=others)
     room = at_peak.limit - statics.total
-    waits = any(g == index for b in step.bounds for g, _ in b.others)
-    follow = max(0, room - chosen[index].held) if waits else 0
+    follow = max(0, room - chosen[index].held) if _waits(step, index) else 0
     search, frozen = leaf.partitioner.search, chosen[index].state
     state = None if search is None or frozen is None else (len(search.problem.operations), frozen)
     return Share(statics, leaf.tail(), follow, step.at_optimizer, step.optimizer, state)
+
+
+def _waits(step: _Step, index: int) -> bool:
+    """Whether other runs come between the forward and the backward of graph `index`."""
+    return any(g == index for b in step.bounds for g, _ in b.others)
 
 
 def relief() -> int:
@@ -199,7 +203,7 @@ def relief() -> int:
     for leaf in STEPS.waiting():
         search = leaf.partitioner.search
         if leaf not in least and search is not None:
-            least[leaf] = min(c.held for c in choices_of(search.problem, search.problem.tail))
+            least[leaf] = min(c.held for c in choices_of(search, search.problem.tail))
     return sum(max(0, leaf.held - least.get(leaf, leaf.held)) for leaf in STEPS.waiting())
 
 

@@ -78,7 +78,7 @@ def rehearse(kind: type[torch.optim.Optimizer], groups: Sequence[Mapping[str, An
             optimizer.step()
         peak = seen.peak
     fused = all(group.get("fused") for group in groups)  # one kernel that updates in place
-    return _state_bytes(optimizer, twins), 0 if fused else peak
+    return _state_bytes(optimizer, twins, gpu), 0 if fused else peak
 
 
 def _settings(kind: type[torch.optim.Optimizer], group: Mapping[str, Any], gpu: bool) -> dict[str, Any]:
@@ -94,12 +94,12 @@ def _settings(kind: type[torch.optim.Optimizer], group: Mapping[str, Any], gpu: 
     return settings
 
 
-def _state_bytes(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> int:
-    """Bytes of the state on the parameters' device; scalars of a step count that stay on the host are left out."""
+def _state_bytes(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], gpu: bool) -> int:
+    """Bytes of the state on the parameters' device; step counts stay on the host, which is that device or is not."""
     held = {}
     for parameter in parameters:
         for value in tree_leaves(optimizer.state.get(parameter, {})):
-            if isinstance(value, Tensor) and value.device == parameter.device:
+            if isinstance(value, Tensor) and (value.device == parameter.device or not gpu):
                 storage = value.untyped_storage()
                 held[storage._cdata] = storage.nbytes()
     return sum(held.values())

@@ -72,7 +72,8 @@ def cost_of(optimizer: torch.optim.Optimizer, notes: list[str]) -> OptimizerCost
     """What one optimizer needs, by its class and its parameter groups; what is assumed is added to `notes`.
 
     A class of `torch.optim`, or one that inherits its `step`, is rehearsed. Of any other the state that it has made is
-    counted; where it has made none yet, two tensors per parameter are assumed.
+    counted; where it has made none yet, two tensors per parameter are assumed. What it has made for parameters that
+    were trained and are not any more, it keeps.
     """
     name = type(optimizer).__name__
     kind = _torch_base(type(optimizer))
@@ -81,6 +82,7 @@ def cost_of(optimizer: torch.optim.Optimizer, notes: list[str]) -> OptimizerCost
         groups = [{**group, "params": sizes_of(_trained(group["params"]))} for group in optimizer.param_groups]
         try:
             state, step = rehearse(kind, groups, gpu=gpu)
+            state += _made(optimizer, frozen=True)
             return OptimizerCost(name.lower(), state, step, f"rehearsed torch.optim.{kind.__name__}")
         except Exception as error:  # noqa: BLE001  # a class that cannot be rehearsed is counted another way
             notes.append(f"optimizer {name} could not be rehearsed: {' '.join(str(error).split())[:120]}")
@@ -129,9 +131,12 @@ def _torch_base(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer
     return None
 
 
-def _made(optimizer: torch.optim.Optimizer) -> int:
+def _made(optimizer: torch.optim.Optimizer, frozen: bool = False) -> int:
+    """Bytes of the state that an optimizer has; `frozen`: of parameters alone that are not trained."""
     storages = {}
     for parameter, state in optimizer.state.items():
+        if frozen and (not isinstance(parameter, Tensor) or parameter.requires_grad):
+            continue
         for value in tree_leaves(state):
             if isinstance(value, Tensor) and (not isinstance(parameter, Tensor) or value.device == parameter.device):
                 storages[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()

@@ -86,6 +86,7 @@ class MemoryPlan:
         budget_bytes: what was asked for; None for the unconstrained plan.
         predicted_peak_bytes: of this plan, ledger included.
         floor_bytes: the smallest peak of any plan.
+        floor_estimated: it is an estimate, rather too large than too small.
         unconstrained_bytes: the peak when nothing is asked for.
         saved, recomputed: largest first.
         recompute_seconds: predicted time that recomputing adds to a step, over the unconstrained plan.
@@ -105,6 +106,7 @@ class MemoryPlan:
     step_seconds: float = 0.0
     curve: tuple[CurvePoint, ...] = field(default=())
     outputs_bytes: int = 0
+    floor_estimated: bool = False
 
     @property
     def slowdown(self) -> float:

@@ -23,7 +23,7 @@ def why_not_recomputed(node: fx.Node) -> str:
     name = target._schema.name
     if name in _SEEDED:
         return ""
-    if name in _SEEDS or (torch.Tag.nondeterministic_seeded in target.tags and not _never_drops(node, target)):
+    if name in _SEEDS or draws(node):
         return "draws random numbers"
     if target._schema.is_mutable:
         return "writes in place"
@@ -34,6 +34,14 @@ def why_not_recomputed(node: fx.Node) -> str:
     if torch.Tag.dynamic_output_shape in target.tags:
         return "the size of its result depends on data"
     return ""
+
+
+def draws(node: fx.Node) -> bool:
+    """Whether running `node` changes the state of a random generator."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    return target._schema.name not in _SEEDED and not _never_drops(node, target)
 
 
 def _never_drops(node: fx.Node, target: torch._ops.OpOverload) -> bool:

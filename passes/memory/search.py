@@ -54,6 +54,7 @@ class Search:
 
     def __init__(self, problem: Problem, progress: Callable[[int], None] | None = None) -> None:
         self.problem = problem
+        self._found_for = self._now()
         self.schedule = Schedule(problem)
         self.classes = classes_of(problem)
         self._progress = progress or (lambda peak: None)
@@ -64,6 +65,14 @@ class Search:
         self.start = start
         self.way = self._find(start)
         self._upwards: list[Plan] | None = None
+
+    def _now(self) -> tuple[int, bool, int]:
+        return self.problem.tail, self.problem.outputs_held, self.problem.kept
+
+    @property
+    def holds(self) -> bool:
+        """Whether the problem is still what the way was found for: between its halves, nothing else was put."""
+        return self._now() == self._found_for
 
     @property
     def floor(self) -> int:

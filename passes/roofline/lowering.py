@@ -131,6 +131,8 @@ def role_of(node: fx.Node, x: Extractor, info: OpInfo) -> LoweredOp:
 def fusing_of(target: object, kind: str) -> Fusing:
     """How an op goes into kernels with others, by its name and its `OpCost.kind` ('other' where that is not known)."""
     name = base_name(target)
+    if _draws(target):  # what is left of them after Inductor's joint-graph passes is a kernel of its own
+        return Fusing()
     if name in _SCATTER and name not in _POINTWISE_SCATTER:
         return Fusing(overwrites=name != "embedding_dense_backward")
     if name in _CONSTANT or name in _GATHER or name in _POINTWISE_SCATTER:
@@ -139,6 +141,15 @@ def fusing_of(target: object, kind: str) -> Fusing:
         stored = name in _RNG or name in ("cat", "stack") or name.endswith("_")
         return Fusing(inlined=not stored, reads=True, overwrites=True, heavy=name in HEAVY)
     return Fusing(reads=name in _REDUCE)
+
+
+def _draws(target: object) -> bool:
+    """Whether an operator draws from a generator, rather than from a seed as `inductor_random` does."""
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and target.namespace != "prims"
+        and torch.Tag.nondeterministic_seeded in target.tags
+    )
 
 
 def _row_dims(node: fx.Node, x: Extractor, name: str) -> int:

@@ -71,6 +71,75 @@ def lost(call):
     return step, (model,), (given, target)
 
 
+def distilled(call):
+    """A target that is computed from another model's output, and that the loss alone holds."""
+    model, teacher = network(), network().requires_grad_(False)
+    compiled, taught = call(model), call(teacher)
+    given = torch.randn(ROWS, WIDTH)
+
+    def step():
+        with torch.no_grad():
+            wanted = taught(given)
+        F.kl_div(F.log_softmax(compiled(given), -1), F.softmax(wanted / 2, -1), reduction="sum").backward()
+        found = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        return found
+
+    return step, (model, teacher), (given,)
+
+
+def contrasted(call):
+    """A matrix that the caller holds while two graphs run backward, and that is read transposed."""
+    models, given = (network(), network(layers=3)), torch.randn(2, ROWS, WIDTH)
+    calls = [call(model) for model in models]
+
+    def step():
+        one, other = (F.normalize(run(x), dim=-1) for run, x in zip(calls, given, strict=True))
+        alike = 5.0 * one @ other.t()
+        classes = torch.arange(ROWS)
+        (F.cross_entropy(alike, classes) + F.cross_entropy(alike.t(), classes)).backward()
+        found = [p.grad for model in models for p in model.parameters()]
+        for model in models:
+            model.zero_grad()
+        return found
+
+    return step, models, (given,)
+
+
+def handed_back(call):
+    """An input that is an output, too."""
+    model, given = network(), torch.randn(ROWS, WIDTH)
+    compiled = call(lambda x: (model(x).square().mean(), x, x.view(-1)))
+
+    def step():
+        held = compiled(given)
+        held[0].backward()
+        found = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        return found
+
+    return step, (model,), (given,)
+
+
+def whole(call):
+    """A step that is compiled with its backward, which Dynamo breaks at and runs."""
+    model, given = network(), torch.randn(ROWS, WIDTH)
+
+    def both(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    compiled = call(both)
+
+    def step():
+        found = [compiled(given), *(p.grad for p in model.parameters())]
+        model.zero_grad()
+        return found
+
+    return step, (model,), (given,)
+
+
 def measured(program, budget, steps=3):
     """Peak of the last step, everything counted, what the steps returned, and what the report predicts."""
     torch._dynamo.reset()
@@ -88,7 +157,7 @@ def measured(program, budget, steps=3):
     return peak, results, max(cost["predicted_peak_bytes"] for cost in said), held
 
 
-@pytest.mark.parametrize("program", [adversarial, taught, lost])
+@pytest.mark.parametrize("program", [adversarial, taught, lost, distilled, contrasted, handed_back, whole])
 def test_what_is_held_beside_the_graphs_is_counted(program):
     peak, results, predicted, held = measured(program, 10**10)
     assert abs(predicted - peak) <= 0.005 * peak

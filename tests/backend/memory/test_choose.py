@@ -107,6 +107,21 @@ def test_the_smallest_peak_can_be_asked_for(relation: Callable[[int], int], lean
     assert (chooser.best() or chooser.smallest()).peak <= floor  # never refused with more than the floor
 
 
+def wrong(counted: int) -> int:
+    """What the search counts says nothing: its floor is the largest of all plans but the last few."""
+    return 1_200_000 - counted if counted < 900_000 else counted
+
+
+def test_where_the_search_is_wrong_the_floor_is_looked_for_elsewhere() -> None:
+    floor = _floor(wrong)
+    assert floor < 0.6 * wrong(FLOOR)
+    chooser, _ = _chooser(floor, wrong)
+    assert (chooser.best() or chooser.smallest()).peak <= floor
+    chooser, asked = _chooser(1, generated)
+    chooser.smallest()
+    assert len(asked) == 2  # where it is right, no more than before
+
+
 def test_leaner_settings_are_for_the_floor_alone() -> None:
     chooser, asked = _chooser(500_000, generated, lean=10)
     chooser.best()

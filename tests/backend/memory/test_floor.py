@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+import optpass
 from optpass.backend.compat import memory as inductor
 from optpass.backend.memory.graph_values import values_of_inputs
 from optpass.backend.memory.measure import measure_peak, storage_bytes
@@ -63,6 +64,36 @@ def test_the_floor_is_below_checkpointing_by_hand(steps: Any) -> None:
     ran = steps.run(by_hand, [ids, target], floor, inner="inductor")
     assert ran.peak <= floor and ran.error <= 0.001
     torch.testing.assert_close(list(ran.gradients.values()), wanted)
+
+
+class Dropping(nn.Module):
+    """Nothing but parameters and inputs is needed to compute any dropout's input again."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(100, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(3))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = F.dropout(self.embedding(ids), 0.1)
+        for block in self.blocks:
+            x = x + F.dropout(block(x), 0.1)
+        return x.square().mean()
+
+
+def test_masks_of_eagers_random_stream_are_drawn_once_and_counted(steps: Any) -> None:
+    torch.manual_seed(0)
+    model, ids = Dropping(), torch.randint(0, 100, (8, 32))
+    settings = {"inductor": {"fallback_random": True}}
+    reference = steps.run(model, [ids], inner="inductor", settings=settings)
+    with pytest.raises(BudgetInfeasibleError) as caught:
+        steps.run(model, [ids], 1, inner="inductor", settings=settings)
+    floor = caught.value.floor_bytes
+    assert floor < 0.9 * reference.peak
+    ran = steps.run(model, [ids], floor, inner="inductor", settings=settings)
+    assert ran.recomputed and ran.peak <= floor and ran.error <= 0.001
+    assert torch.equal(ran.rng, reference.rng)
+    torch.testing.assert_close(ran.gradients, reference.gradients)
 
 
 class Patches(nn.Module):
@@ -151,3 +182,12 @@ def test_kernels_do_not_run_before_their_time_to_be_merged(program: Any, merged:
     for improve, one in ((None, True), (least_peak, merged)):
         source = _lowered(program, *sizes, improve=improve)
         assert (source.count("async_compile.cpp_pybinding(") == 1) is one
+
+
+def test_a_report_names_the_default_plans_own_peak_and_a_floor_below_it(steps: Any) -> None:
+    torch.manual_seed(0)
+    reference = steps.run(Dropping(), [torch.randint(0, 100, (8, 32))], inner="inductor", measure=False)
+    top = reference.figure("unconstrained_bytes")
+    assert top == reference.figure("predicted_peak_bytes") > reference.figure("floor_bytes")
+    said = next(site.reason for site in optpass.report().declined() if site.kind == "memory budget")
+    assert "the smallest peak of any plan is about " in said  # what is generated for it was not replayed

@@ -10,12 +10,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import optpass
 from optpass.backend.compat.memory_autograd import running_backward
-from optpass.backend.memory.allot import Bound, Choice, excess, select
+from optpass.backend.compat.memory_backward import held_by_nodes, watch_backwards
+from optpass.backend.memory import allot
+from optpass.backend.memory.allot import Bound, Choice, choices_of, excess, select
 from optpass.backend.memory.eager_part import loss_of
 from optpass.backend.memory.measure import measure_peak, storage_bytes
+from optpass.passes.memory.search import Search
+
+ENGINE = torch.autograd._engine_run_backward
 
 
 class Blocks(nn.Module):
@@ -104,15 +110,22 @@ def test_marked_sizes_and_micro_batches(steps, programs):
         clear(model)
 
 
-def eager_bytes(loss):
-    """What is made of the loss of 1000 x 40 outputs, in units of their bytes."""
+def eager_bytes(loss, read=False):
+    """What is made of the loss of 1000 x 40 outputs, in units of their bytes; `read`: nodes are read before."""
     outputs = torch.randn(1000, 40, requires_grad=True) * 1  # stands for what a compiled graph returns
     value = loss(outputs)
-    found = []
-    outputs.grad_fn.register_prehook(
-        lambda *_: found.append(loss_of([value.grad_fn], lambda node: node is outputs.grad_fn))
-    )
-    value.backward()
+    found, known = [], {}
+
+    def ours(node):
+        return node is outputs.grad_fn
+
+    outputs.grad_fn.register_prehook(lambda *_: found.append(loss_of([value.grad_fn], ours, known=known)))
+    end = watch_backwards(lambda roots: known.update(held_by_nodes(roots, ours)) if read else None)
+    try:
+        value.backward()
+    finally:
+        end()
+    assert torch.autograd._engine_run_backward is ENGINE
     return found[0], outputs.nbytes
 
 
@@ -155,6 +168,45 @@ def test_what_a_loss_needs_is_not_taken_for_less(loss):
     assert peak <= max(found.forward_bytes, found.backward_bytes) + 0.05 * size
 
 
+HEAD = nn.Sequential(nn.Linear(40, 160), nn.GELU(), nn.Dropout(0.2), nn.Linear(160, 10))
+
+
+@pytest.mark.parametrize(
+    ("loss", "held"),
+    [
+        (lambda o: F.mse_loss(o, torch.randn(1000, 40)), 1),  # the target
+        (lambda o: F.kl_div(o.log_softmax(-1), torch.randn(1000, 40).softmax(-1), reduction="sum"), 2),
+        (lambda o: (o.sigmoid() * (torch.randn(1000, 40) > 0) * o.tanh()).mean(), 3.25),  # the mask is of bytes
+        (
+            lambda o: F.cross_entropy(HEAD(o), torch.zeros(1000, dtype=torch.long)),
+            12.3,
+        ),  # three of the hidden size, scores, classes
+    ],
+)
+def test_what_nodes_hold_is_read_before_a_backward_releases_it(loss, held):
+    found, size = eager_bytes(loss, read=True)
+    assert held * size <= found.held_bytes <= (held + 0.01) * size
+
+
+def test_what_others_hold_is_not_the_losss():
+    target = torch.randn(1000, 40)
+    found, size = eager_bytes(lambda o: F.mse_loss(o, target), read=True)
+    assert found.held_bytes == 0 and found.backward_bytes <= 1.01 * size
+
+
+def test_what_a_checkpoint_has_packed_is_not_unpacked_to_look_at_it():
+    calls = []
+
+    def part(x):
+        calls.append(1)
+        return x.sigmoid() * x.tanh()
+
+    outputs = torch.randn(100, 40, requires_grad=True)
+    value = checkpoint(part, outputs, use_reentrant=False).mean()
+    held_by_nodes([value.grad_fn], lambda node: False)
+    assert len(calls) == 1
+
+
 def test_looking_at_a_backward_keeps_nothing_alive():
     outputs = torch.randn(1000, requires_grad=True).exp()
     seen, gradient = [], []
@@ -182,3 +234,17 @@ def test_plans_are_selected_together():
     assert excess(chosen, bounds) <= 0
     assert select([[slow, fast], [slow, fast]], [10, 1], [Bound(0, ((0, 9),), 0, 200)]) == [fast, fast]
     assert excess(select([[fast], [fast]], [10, 1], bounds), bounds) == 60
+
+
+def test_what_a_lone_graph_holds_is_not_searched_for(programs, monkeypatch):
+    problem = programs.problem_of(programs.joint_of(programs.Chain(), torch.randn(16, 8)))
+    known, searched = Search(problem), []
+    monkeypatch.setattr(allot, "Search", lambda problem: searched.append(problem.tail) or Search(problem))
+    alone = choices_of(known, problem.tail, waits=False)
+    assert not searched  # the plan's own search says all
+    among = choices_of(known, problem.tail)
+    assert len(searched) == len(allot.PRESSURES) - 1
+    assert min(c.peak for c in alone) == min(c.peak for c in among)
+    changed = choices_of(known, 100, waits=False)
+    assert searched[-1] == 100 and problem.tail == 100 and not known.holds
+    assert min(c.peak for c in changed) >= min(c.peak for c in alone)

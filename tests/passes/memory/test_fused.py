@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch._inductor.inductor_prims  # registers prims.inductor_random
 from torch import nn
 
 from optpass.passes.memory.fused import Fusion, Steps, Stored
@@ -80,6 +81,9 @@ def test_a_result_takes_the_place_of_an_input_that_nobody_reads_any_more() -> No
         (aten.cat.default, "copy", Fusing(reads=True, overwrites=True)),
         (aten.embedding.default, "indexing", Fusing(inlined=True, reads=True)),
         (aten.index_put.default, "indexing", Fusing(overwrites=True)),
+        (aten.native_dropout.default, "pointwise", ALONE),  # left by Inductor's `fallback_random` alone
+        (aten.bernoulli.p, "pointwise", ALONE),
+        (torch.ops.prims.inductor_random.default, "pointwise", Fusing(reads=True, overwrites=True)),
         (len, "other", ALONE),
     ],
 )

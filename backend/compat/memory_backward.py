@@ -1,0 +1,124 @@
+"""What eager autograd nodes hold, read before a backward releases it: results of other nodes, and what no node made, as
+targets, masks and constants. For `backend.memory`; nothing here counts bytes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from optpass.backend.compat.memory_autograd import is_compiled, leaf_of, order, walk
+
+#: What a node saves of its own results begins so; they are counted as such.
+_RESULTS = ("_saved_result", "_saved_output", "_saved_out", "_saved_self_or_result", "_saved_total_weight")
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A storage that an eager node has saved, and that is no result of a node.
+
+    Attributes:
+        key: of the storage, while it is there.
+        storage: weakly.
+        bytes: of all of it.
+        floating: what is stored are floating-point or complex numbers.
+    """
+
+    key: int
+    storage: weakref.ref[Any]
+    bytes: int
+    floating: bool
+
+
+@dataclass(frozen=True)
+class Held:
+    """What an eager node has saved, beside its own results.
+
+    Attributes:
+        outside: what is no result of a node.
+        results_of: nodes whose results are saved: their `order`, and whether it is a compiled graph.
+    """
+
+    outside: tuple[Outside, ...]
+    results_of: tuple[tuple[int, bool], ...]
+
+
+def watch_backwards(told: Callable[[list[Any]], None]) -> Callable[[], None]:
+    """Call `told` with the nodes that each backward begins at, before it begins; what ends that.
+
+    Where this torch asks its engine for a backward in another way, nothing is told.
+    """
+    original = getattr(torch.autograd, "_engine_run_backward", None)
+    if original is None:
+        return lambda: None
+    active = [True]
+
+    def tell(outputs: Any) -> None:
+        roots = [getattr(t, "grad_fn", None) or getattr(t, "node", None) for t in outputs]
+        told([root for root in roots if root is not None])
+
+    quietly = untraced(tell)
+
+    def asked(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if active:
+            quietly(outputs)
+        return original(outputs, *args, **kwargs)
+
+    watched = untraced(asked, recursive=False)
+
+    def end() -> None:
+        active.clear()
+        if getattr(torch.autograd, "_engine_run_backward", None) is watched:
+            setattr(torch.autograd, "_engine_run_backward", original)  # noqa: B010  # a name that it does not export
+
+    setattr(torch.autograd, "_engine_run_backward", watched)  # noqa: B010
+    return end
+
+
+def untraced(function: Callable[..., Any], recursive: bool = True) -> Callable[..., Any]:
+    """`function`, which Dynamo leaves alone: where a step is compiled with its backward, it would trace what that
+    calls. Not `recursive`: only the function itself."""
+    disabled: Callable[..., Any] = torch.compiler.disable(function, recursive=recursive)  # type: ignore[no-untyped-call, unused-ignore]
+    return disabled
+
+
+def held_by_nodes(roots: Iterable[Any], stop: Callable[[Any], bool]) -> dict[int, Held]:
+    """What eager nodes hold, by their `order`; a node is missing whose saved tensors cannot be read."""
+    found = {}
+    for node in walk(roots, stop):
+        if leaf_of(node) is None and not stop(node):
+            held = _held(node)
+            if held is not None:
+                found[order(node)] = held
+    return found
+
+
+def _held(node: Any) -> Held | None:
+    outside: list[Outside] = []
+    results: list[tuple[int, bool]] = []
+    for raw in dir(node):
+        name = raw.removeprefix("_raw")
+        if not raw.startswith("_raw_saved_") or name.startswith(_RESULTS):
+            continue
+        try:
+            kept = getattr(node, raw)
+            # Unpacking what hooks have packed runs code of the user's, or a checkpoint's forward.
+            if any(k.unpack_hook is not None for k in (kept if isinstance(kept, (list, tuple)) else (kept,))):
+                return None
+            value = getattr(node, "saved_tensors" if name == "_saved_tensors" else name)
+        except (RuntimeError, AttributeError):
+            return None
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+                continue
+            if tensor.grad_fn is not None and tensor.grad_fn is not node:
+                results.append((order(tensor.grad_fn), is_compiled(tensor.grad_fn)))
+            elif not tensor.requires_grad:
+                storage = tensor.untyped_storage()
+                floating = tensor.is_floating_point() or tensor.is_complex()
+                outside.append(Outside(storage._cdata, weakref.ref(storage), storage.nbytes(), floating))
+    return Held(tuple(outside), tuple(results))

@@ -1,0 +1,48 @@
+"""One call of a compiled graph with a memory budget, and the calls that belong together."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from optpass.backend.memory.leaves import Leaf, Stores
+
+
+@dataclass(eq=False)
+class Run:
+    """One call of a leaf whose backward has not run.
+
+    Attributes:
+        node: of autograd.
+        released: a storage that autograd releases with the backward, as far as there is one.
+        inputs, outputs, eager: storages of its arguments and results, and of what eager operators before it saved.
+        looked_at: what is beside it in its backward is to be noted.
+    """
+
+    leaf: Leaf
+    node: weakref.ref[Any]
+    released: Any
+    inputs: Stores
+    outputs: Stores
+    eager: Stores
+    parameters: list[weakref.ref[torch.Tensor]]
+    looked_at: bool = True
+    done: bool = False
+
+    def is_over(self) -> bool:
+        """Its backward has run, or nobody can ask for it any more."""
+        if self.done or self.node() is None:
+            return True
+        return self.released is not None and self.released() is None
+
+
+@dataclass
+class Chain:
+    """Runs from the first forward after a backward, to the next such forward."""
+
+    origin: object
+    leaves: Counter[Leaf] = field(default_factory=Counter)
