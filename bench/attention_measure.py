@@ -118,11 +118,12 @@ def training(model_type: str, exact: Tiny, *, padded: bool, seed: int) -> Case:
     except BenchError:  # an architecture that allows no dropout in its attention
         active = exact
     inputs = active.padded if padded else active.inputs
+    # Each run has a model of its own: one that keeps a state between calls would go on from another's.
+    compared, double, eager = (copy.deepcopy(exact.model).train() for _ in range(3))
     case, _ = coverage(active.model.train(), inputs or active.inputs)
-    model = exact.model.train()
     own = (exact.padded if padded else exact.inputs) or exact.inputs
-    ours = _step(_compiled(model, Inner()), own, model)
-    return _compared(case, _in_double(lambda m, i: _step(m, i, m), model, own), _step(model, own, model), ours)
+    ours = _step(_compiled(compared, Inner()), own, compared)
+    return _compared(case, _in_double(lambda m, i: _step(m, i, m), double, own), _step(eager, own, eager), ours)
 
 
 def coverage(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[Case, Values]:

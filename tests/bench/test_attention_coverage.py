@@ -11,12 +11,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from optpass.bench import attention_coverage
+from optpass.bench import attention_coverage, attention_measure
 from optpass.bench.attention_sites import Sites, chains, counted
 from optpass.bench.progress import NoProgress
 from optpass.bench.registry import BenchConfig
 from optpass.bench.result import BenchError, Result
 from optpass.bench.tiny_configs import Level, changes
+from optpass.bench.tiny_models import LEVELS, Tiny
 from optpass.bench.worker import Worker
 from optpass.errors import ConfigError
 
@@ -327,3 +328,29 @@ def test_a_worker_that_fails_costs_one_call(tmp_path: Path) -> None:
         worker._timeout_s = 0.5
         with pytest.raises(BenchError, match=r"longer than 0\.5 s"):
             worker.call(kind="hang")
+
+
+class Recurrent(nn.Module):
+    """Keeps what it made in the last call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(D, D)
+        self.last: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        made = self.linear(x)
+        self.last = made if self.last is None else made + 0.5 * self.last.detach()
+        return (self.last * made,)
+
+
+def test_a_state_that_a_model_keeps_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = Tiny(Recurrent(), {"x": torch.randn(2, D)}, None, LEVELS[0])
+
+    def without_dropout(*args: Any, **kwargs: Any) -> Any:
+        raise BenchError("no dropout")
+
+    monkeypatch.setattr(attention_measure, "build", without_dropout)
+    case = attention_measure.training("recurrent", tiny, padded=False, seed=0)
+    assert not case.wrong
+    assert case.error is not None
