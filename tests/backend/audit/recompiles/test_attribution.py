@@ -64,6 +64,7 @@ def test_what_died_behind_a_break_is_named_by_its_line(compiled: Any, recompiles
         run(X)
     line = f.__code__.co_firstlineno + 2
     dead = [record for record in recompiles() if record.cause == "weak reference"]
+    assert dead or torch.__version__ < "2.13"  # 2.11 has no such record here
     assert all(f" of line {line}>" in record.source and f"line {line}" in record.fix.text for record in dead)
     assert all("intermediate" not in record.source for record in recompiles())
 
