@@ -16,7 +16,9 @@ import sympy
 import torch
 from torch import fx
 
+from optpass.backend.compat import TracingContext, tracing
 from optpass.errors import PassError
+from optpass.passes.attention.axes import equal
 
 _ATTRIBUTES = ("_parameters", "_buffers", "_modules")
 #: What Dynamo leaves on nodes that leads to the user's tensors; a copy that outlives the compile goes without.
@@ -125,7 +127,8 @@ def _evaluate_changed(gm: fx.GraphModule, before: Snapshot, key: str) -> None:
     values = (v for n in gm.graph.nodes for v in _tensors([n.meta.get(key)]))
     fake = next((getattr(v, "fake_mode", None) for v in values if _is_fake(v)), None)
     dirty: set[fx.Node] = set()
-    with _states(key) as enter:
+    # Operators that trace a graph of their own (FlexAttention's score) ask for the fake mode that is at work.
+    with tracing(TracingContext(fake)), _states(key) as enter:
         for node in gm.graph.nodes:
             if node.op in ("placeholder", "get_attr", "output"):
                 continue
@@ -178,6 +181,8 @@ def _evaluate(gm: fx.GraphModule, node: fx.Node, key: str, fake: Any) -> Any:
     try:
         with contextlib.ExitStack() as stack:
             if fake is not None:
+                # As Dynamo ran them: without it some operations (`interpolate`, `pad`) have no symbolic sizes.
+                stack.enter_context(getattr(torch._C, "_EnablePythonDispatcher", contextlib.nullcontext)())
                 stack.enter_context(fake)
                 if key == "example_value" and fake.shape_env is not None:
                     # AOTAutograd traces this graph again with guards of its own; the check must not add to them.
@@ -266,7 +271,7 @@ def _same_number(old: Any, new: Any) -> bool:
         return _is_symbol(old) and _is_symbol(new) and bool(old.node.expr == new.node.expr)
     env = (old if _is_symbol(old) else new).node.shape_env
     one, other = (value.node.expr if _is_symbol(value) else value for value in (old, new))
-    return bool(one == other) or _under_guards(one, env) == _under_guards(other, env)
+    return bool(one == other) or equal(one, other) or _under_guards(one, env) == _under_guards(other, env)
 
 
 def _under_guards(expr: Any, env: Any) -> Any:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -171,8 +172,14 @@ class Inner:
 
 def fused_calls(gm: fx.GraphModule) -> int:
     """Nodes that call fused attention, in a graph and in the graphs that its higher-order operators run."""
-    own = sum(1 for node in gm.graph.nodes if node.op == "call_function" and node.target in FUSED)
+    own = sum(1 for n in gm.graph.nodes if n.op == "call_function" and n.target in FUSED and not _sums_alone(n))
     return own + sum(fused_calls(child) for _, child in gm.named_children() if isinstance(child, fx.GraphModule))
+
+
+def _sums_alone(node: fx.Node) -> bool:
+    """FlexAttention of which the result itself is not used: the other half of a site with dropout."""
+    parts = [user for user in node.users if user.target is getitem]
+    return bool(parts) and len(parts) == len(node.users) and all(part.args[1] != 0 for part in parts)
 
 
 def _compiled(model: nn.Module, inner: Inner, **options: Any) -> Callable[..., Any]:

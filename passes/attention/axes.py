@@ -89,6 +89,11 @@ def equal(a: Size, b: Size) -> bool:
     return bool(a == b) if isinstance(a, int) and isinstance(b, int) else bool(sympy.expand(a - b) == 0)
 
 
+def same_sizes(a: Sequence[Size], b: Sequence[Size]) -> bool:
+    """Whether two shapes (or strides) are the same for every value of their symbols."""
+    return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
+
+
 def is_one(size: Size) -> bool:
     """Whether a size is 1 for certain."""
     return bool(expression(size) == 1)
@@ -156,6 +161,24 @@ def above(value: Value, dims: Dims) -> tuple[Value, Dims] | None:
         return None
     found = rule(value, source, dims)
     return None if found is None else (source, found)
+
+
+def below(value: Value, user: Value, dims: Dims) -> Dims | None:
+    """Axes of `user`, which only lays `value` out differently; None if it does more. The other way round: `above`."""
+    if user.dtype != value.dtype or user.args[0] is not value:
+        return None
+    if user.name in ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze"):
+        return regroup(dims, user.shape)
+    if user.name == "permute":
+        return tuple(dims[d] for d in user.args[1])
+    if user.name == "transpose":
+        order = list(range(value.dim))
+        a, b = user.args[1] % value.dim, user.args[2] % value.dim
+        order[a], order[b] = order[b], order[a]
+        return tuple(dims[d] for d in order)
+    if user.name in ("clone", "alias", "contiguous"):
+        return dims
+    return None
 
 
 def _same(value: Value, source: Value, dims: Dims) -> Dims | None:

@@ -27,18 +27,21 @@ _CAUSAL_ROWS: Final = 256
 _SCALED_KEYS: Final = 8
 #: Tensors of a block that are results of products.
 _OF_PRODUCTS: Final = frozenset({"scores", "passed"})
+#: A step of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): what is added, and what is multiplied by after shifts.
+_STEP: Final = (0x9E3779B97F4A7C15, ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)))
 
 _LIBRARY: Any = torch.library.Library("optpass", "FRAGMENT")  # type: ignore[no-untyped-call, unused-ignore]
 #: No operator's result depends on the strides that it is given.
 _TAGS = tuple(tag for tag in (getattr(torch.Tag, "flexible_layout", None), torch.Tag.pt2_compliant_tag) if tag)
 _LIBRARY.define(
     "attention_in_blocks(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, bool is_causal=False, "
-    "float scale=1.0, float softcap=0.0) -> Tensor",
+    "float scale=1.0, float softcap=0.0, float dropout_p=0.0, Tensor? seed=None) -> Tensor",
     tags=_TAGS,
 )
 _LIBRARY.define(
     "attention_in_blocks_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, "
-    "bool is_causal=False, float scale=1.0, float softcap=0.0) -> (Tensor, Tensor, Tensor)",
+    "bool is_causal=False, float scale=1.0, float softcap=0.0, float dropout_p=0.0, Tensor? seed=None) "
+    "-> (Tensor, Tensor, Tensor)",
     tags=_TAGS,
 )
 
@@ -52,12 +55,50 @@ class _Block:
     keys: int
 
 
+@dataclass(frozen=True)
+class _Draw:
+    """Which weights are dropped: block by block from one seed, so that the backward draws the same anew."""
+
+    probability: float
+    seed: int
+
+    @property
+    def scale(self) -> float:
+        """What is kept is multiplied by it."""
+        return 1.0 / (1.0 - self.probability)
+
+    def kept(self, block: _Block, into: Tensor) -> Tensor:
+        """1 where a weight of `block` is kept, 0 elsewhere."""
+        state = self.seed
+        for place in (block.heads.start, block.queries.start):
+            state = _mixed(state ^ place)
+        generator = torch.Generator(into.device).manual_seed(state)
+        return into.bernoulli_(1.0 - self.probability, generator=generator)
+
+
+def _mixed(state: int) -> int:
+    """A number of 64 bits whose every bit depends on every bit of `state`: generators take but the lower half."""
+    state += _STEP[0]
+    for shift, factor in _STEP[1]:
+        state %= 1 << 64
+        state = (state ^ state >> shift) * factor
+    return state % (1 << 64)
+
+
+def _drawn(probability: float, seed: Tensor | None) -> _Draw | None:
+    if not probability:
+        return None
+    if seed is None or not 0.0 < probability < 1.0:
+        raise ValueError(f"attention_in_blocks: dropout_p={probability} needs a seed, and to be in [0, 1)")
+    return _Draw(probability, int(seed.item()))
+
+
 class _Region:
     """One attention, its operands with batch and heads in one dim, cut into blocks."""
 
     def __init__(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float,
-        softcap: float,
+        softcap: float, draw: _Draw | None,
     ) -> None:  # fmt: skip
         self.batch, self.heads, self.rows, self.depth = query.shape
         self.keys = key.shape[2]
@@ -69,8 +110,9 @@ class _Region:
         #: Of a product with `query`, which is scaled already where that is as exact.
         self.factor = 1.0 if folds else scale
         self.key, self.value = (self.products.laid_out(_repeated(t, self.groups)) for t in (key, value))
-        self.mask, self.causal, self.scale, self.softcap = mask, causal, scale, softcap
-        per_block = self.products.scores * torch.get_num_threads()
+        self.mask, self.causal, self.scale, self.softcap, self.draw = mask, causal, scale, softcap, draw
+        # What is dropped depends on the blocks, and these must not on anything that may change before the backward.
+        per_block = self.products.scores * (1 if draw else torch.get_num_threads())
         rows = max(self.products.least_rows, per_block // max(1, self.keys))
         self.block_rows = min(self.rows, rows, _CAUSAL_ROWS) if causal else min(self.rows, rows)
         self.block_heads = 1 if self.products.one_head else max(1, per_block // max(1, self.block_rows * self.keys))
@@ -139,28 +181,33 @@ class _Region:
 
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False,
-    scale: float = 1.0, softcap: float = 0.0,
+    scale: float = 1.0, softcap: float = 0.0, dropout_p: float = 0.0, seed: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    region = _Region(query, key, value, attn_mask, is_causal, scale, softcap)
+    draw = _drawn(dropout_p, seed)
+    region = _Region(query, key, value, attn_mask, is_causal, scale, softcap, draw)
     out = query.new_empty((query.shape[0] * query.shape[1], query.shape[2], value.shape[3]))
-    room = region.room("scores")
+    room = region.room("scores", *(("kept",) if draw else ()))
     for heads in region.head_chunks():
         for block in region.blocks(heads):
-            made = region.weights(block, room)
-            _into(out[heads, block.queries], region.products.matmul, made, region.value[heads, : block.keys])
+            made, seen = region.weights(block, room), region.value[heads, : block.keys]
+            if draw is not None:
+                made.mul_(draw.kept(block, _room(room, "kept", made)))
+            _into(out[heads, block.queries], region.products.matmul, made, seen, draw.scale if draw else 1.0)
     return out.view(*query.shape[:3], value.shape[3])
 
 
 def _backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False,
-    scale: float = 1.0, softcap: float = 0.0,
+    scale: float = 1.0, softcap: float = 0.0, dropout_p: float = 0.0, seed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    region = _Region(query, key, value, attn_mask, is_causal, scale, softcap)
+    region = _Region(query, key, value, attn_mask, is_causal, scale, softcap, _drawn(dropout_p, seed))
     grad = region.products.laid_out(grad.reshape(-1, *grad.shape[2:]))
     grads = [
         torch.empty_like(t, memory_format=torch.contiguous_format) for t in (region.query, region.key, region.value)
     ]
-    room = region.room("scores", "passed", *(("bounded",) if softcap else ()))
+    room = region.room(
+        "scores", "passed", *(("bounded",) if softcap else ()), *(("kept", "left") if region.draw else ())
+    )
     for heads in region.head_chunks():
         _head_gradients(region, grad, grads, heads, room)
     shaped = [grads[0].view(query.shape)]
@@ -179,12 +226,19 @@ def _head_gradients(
     of_key, of_value = (Sum(products, into[heads], len(blocks) == 1) for into in grads[1:])
     for block in blocks:
         own, seen = (heads, block.queries), (heads, slice(block.keys))
-        weights = region.weights(block, room)
-        of_value.add(weights, grad[own])
-        passed = products.matmul(grad[own], value[seen].transpose(1, 2), _shaped(room.get("passed"), weights.shape))
+        weights = left = region.weights(block, room)
+        kept, draw = None, region.draw
+        if draw is not None:
+            kept = draw.kept(block, _room(room, "kept", weights))
+            left = torch.mul(weights, kept, out=_room(room, "left", weights))
+        of_value.add(left, grad[own], draw.scale if draw else 1.0)
+        into = _shaped(room.get("passed"), weights.shape)
+        passed = products.matmul(grad[own], value[seen].transpose(1, 2), into, draw.scale if draw else 1.0)
+        if kept is not None:
+            passed.mul_(kept)
         torch._softmax_backward_data(passed, weights, -1, weights.dtype, grad_input=passed)
         if region.softcap:
-            bounded = room["bounded"][: weights.numel()].view(weights.shape)
+            bounded = _room(room, "bounded", weights)
             torch.ops.aten.tanh_backward.grad_input(passed, bounded, grad_input=passed).mul_(region.softcap)
         of_key.add(passed, query[own], region.factor)
         _into(grads[0][own], products.matmul, passed, key[seen], region.scale)
@@ -227,34 +281,39 @@ def _repeated(tensor: Tensor, groups: int) -> Tensor:
     return tensor.reshape(-1, *tensor.shape[2:])
 
 
+def _room(room: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
+    """The room of that name, shaped like a tensor of the block."""
+    return room[name][: like.numel()].view(like.shape)
+
+
 def _shaped(buffer: Tensor | None, shape: Any) -> Tensor | None:
     return None if buffer is None else buffer[: math.prod(shape)].view(shape)
 
 
 def _fake(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False,
-    scale: float = 1.0, softcap: float = 0.0,
+    scale: float = 1.0, softcap: float = 0.0, dropout_p: float = 0.0, seed: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     return query.new_empty((*query.shape[:3], value.shape[3]))
 
 
 def _fake_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False,
-    scale: float = 1.0, softcap: float = 0.0,
+    scale: float = 1.0, softcap: float = 0.0, dropout_p: float = 0.0, seed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    query, key, value, mask, *options = inputs
-    ctx.save_for_backward(query, key, value, mask)
+    query, key, value, mask, *options, seed = inputs
+    ctx.save_for_backward(query, key, value, mask, seed)
     ctx.options = options
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    query, key, value, mask = ctx.saved_tensors
+    query, key, value, mask, seed = ctx.saved_tensors
     backward = torch.ops.optpass.attention_in_blocks_backward
-    return (*backward(grad, query, key, value, mask, *ctx.options), None, None, None, None)
+    return (*backward(grad, query, key, value, mask, *ctx.options, seed), *(None,) * 6)
 
 
 _LIBRARY.impl("attention_in_blocks", _forward, "CPU")
@@ -263,13 +322,14 @@ torch.library.register_fake("optpass::attention_in_blocks", _fake, lib=_LIBRARY)
 torch.library.register_fake("optpass::attention_in_blocks_backward", _fake_backward, lib=_LIBRARY)
 torch.library.register_autograd("optpass::attention_in_blocks", _gradients, setup_context=_keep, lib=_LIBRARY)
 
-#: `(query, key, value, attn_mask=None, is_causal=False, scale=1.0, softcap=0.0) -> result`; see `attention_in_blocks`.
+#: `(query, key, value, attn_mask=None, is_causal=False, scale=1.0, softcap=0.0, dropout_p=0.0, seed=None) -> result`;
+#: see `attention_in_blocks`.
 OPERATOR: Any = torch.ops.optpass.attention_in_blocks.default
 
 
 def attention_in_blocks(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False,
-    scale: float = 1.0, softcap: float = 0.0,
+    scale: float = 1.0, softcap: float = 0.0, dropout_p: float = 0.0, seed: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """softmax(q kᵀ · scale + mask) v, as `F.scaled_dot_product_attention` computes it.
 
@@ -281,9 +341,11 @@ def attention_in_blocks(
             NaN, not zeros. Float: added in float32, or its own dtype where that is wider.
         is_causal: a query sees the keys up to its own place, both counted from 0.
         softcap: unless 0, softcap · tanh(q kᵀ · scale) stands in place of q kᵀ · scale, as in Gemma 2.
+        dropout_p: probability in [0, 1) with which a weight is dropped; the others are divided by 1 - dropout_p.
+        seed: [1] int64, what decides which are; needed where `dropout_p` is not 0.
 
     Returns:
         [batch, heads, queries, width], contiguous.
     """
-    found: Tensor = OPERATOR(query, key, value, attn_mask, is_causal, scale, softcap)
+    found: Tensor = OPERATOR(query, key, value, attn_mask, is_causal, scale, softcap, dropout_p, seed)
     return found

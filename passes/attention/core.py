@@ -6,12 +6,9 @@ part. `scores` reads the chain between the two products.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
-
-import torch
 
 from optpass.passes.attention.axes import Axis, Dims, above, atoms, broadcast, equal, flat, fresh, is_one, resolve
 from optpass.passes.attention.ir import Program, Value, arg
@@ -27,6 +24,7 @@ from optpass.passes.attention.operands import (
     shifts_rows,
 )
 from optpass.passes.attention.scores import Reader
+from optpass.passes.attention.sinks import appended, behind
 from optpass.passes.attention.site import Blocked, Factor, Number, Operand, Site
 
 #: How far up from a product a softmax is looked for when its weights cannot be followed: only to say why not.
@@ -200,8 +198,7 @@ class _Weights:
         return logits, dims, value
 
     def _site(self, logits: Value, dims: Dims, softmax: Value) -> Site:
-        sink: Operand | None = None
-        walk = self.walk
+        sink, read, walk = None, logits, self.walk
         if walk.sliced is not None:
             logits, dims, sink = self._sink(logits, dims)
         reader = Reader(self.inner, lambda: flat(dims), self.constant)
@@ -210,10 +207,11 @@ class _Weights:
             raise Blocked("scores are shifted against the column that is appended to them", logits)
         value, factor = peel(self.other, self.constant, grad=self.product.grad)
         weight = walk.weight * factor
-        return Site(
-            self.product, resolve(self.out_dims), value, scores, self.keys, softmax, sink, walk.dropout,
-            walk.dropout_value, weight, walk.weights, walk.zeroed, [*walk.passed, *scores.values],
+        site = Site(
+            self.product, resolve(self.out_dims), self.out_dims[-2:], value, scores, self.keys, softmax, sink,
+            walk.dropout, walk.dropout_value, weight, walk.weights, walk.zeroed, [*walk.passed, *scores.values],
         )  # fmt: skip
+        return site if sink is not None else behind(site, read, dims, self.program)
 
     def _sink(self, logits: Value, dims: Dims) -> tuple[Value, Dims, Operand]:
         """Through `cat([scores, sink])`, with the casts and the shift by the maximum that come after it."""
@@ -232,7 +230,7 @@ class _Weights:
             if shift:
                 self.walk.passed.extend(row_maximum_values(value.args[1], source))
             value = source
-        parts, dim = _appended(value, front=self.front)
+        parts, dim = appended(value, front=self.front)
         if len(parts) != 2 or atoms(dims[dim]) != atoms(self.wide) or not equal(parts[1].shape[dim], 1):
             raise Blocked("a column is dropped after the softmax that was not appended before it", value)
         self.walk.passed.append(value)
@@ -278,22 +276,6 @@ class _Weights:
         nodes = {value.node, *self.program.writes.get(value.storage, ())}
         given = (self.program.of_node.get(source) for node in nodes for source in node.all_input_nodes)
         return [v for v in given if isinstance(v, Value)]
-
-
-def _appended(value: Value, *, front: bool) -> tuple[tuple[Value, ...], int]:
-    """(scores, column) that are next to each other in `value`, and the dim; `front`: the column comes first."""
-    if value.name == "cat":
-        parts = tuple(value.args[0])
-        return (parts[::-1] if front else parts), value.args[1] % value.dim
-    source, pad, number = value.args
-    if list(pad) != ([1, 0] if front else [0, 1]) or not isinstance(number, (int, float)) or not math.isfinite(number):
-        return (), 0
-    like = source.tensor
-    column = Value(
-        like.new_empty((1,) * value.dim), op=torch.ops.aten.full.default, grad=source.grad, autocast=source.autocast,
-        args=((1,) * value.dim, number, like.dtype, torch.strided, like.device, False), node=value.node,
-    )  # fmt: skip
-    return (source, column), value.dim - 1
 
 
 class _NoSoftmax(Exception):

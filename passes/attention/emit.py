@@ -82,7 +82,9 @@ class Writer:
         with contextlib.ExitStack() as stack:
             if mode is not None and mode.shape_env is not None:
                 stack.enter_context(mode.shape_env.suppress_guards())
-            for context in (mode or contextlib.nullcontext(), torch.no_grad()):
+            # Without the dispatcher in Python some operations (`pad`) take symbolic sizes for what they are now.
+            symbolic = getattr(torch._C, "_EnablePythonDispatcher", contextlib.nullcontext)()
+            for context in (mode or contextlib.nullcontext(), torch.no_grad(), symbolic):
                 stack.enter_context(context)
             if node.op == "call_method":
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)

@@ -1,5 +1,9 @@
 """FlexAttention as a node of a Dynamo graph: the score of one query and key as a small graph, and a mask of no blocks.
 
+Dropout: FlexAttention changes scores, and dropout changes what the softmax makes of them. Scores of minus infinity
+where a weight is dropped give what is kept, over the sum of what is kept; a second call gives the sum of all. Which are
+dropped is computed from a seed and the place (`Draw`), so that the backward drops the same and nothing is kept for it.
+
 The higher-order operator is called as Dynamo itself calls it. Its form belongs to torch; `available` tries it once on
 a few numbers, and where it does not answer as expected the target is not used.
 """
@@ -7,15 +11,16 @@ a few numbers, and where it does not answer as expected the target is not used.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import getitem
 from typing import Any
 
 import torch
 from torch import fx
 
-from optpass.passes.attention.emit import Writer
+from optpass.passes.attention.emit import Writer, tensor_of
 from optpass.passes.attention.site import Softcap
 
 #: What Dynamo passes for a call without options.
@@ -24,22 +29,61 @@ _OPTIONS = {
     "WRITE_DQ": True, "OUTPUT_LOGSUMEXP": False, "OUTPUT_MAX": False,
 }  # fmt: skip
 _WHOLE = 1 << 30  #: a block as large as any sequence
+_FEW = 16  #: columns of v, the fewest that its kernels for GPUs take
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Which weights are dropped: those whose place, mixed with a seed, comes out below a threshold.
+
+    Two states of 32 bits are mixed with batch, head and query, and both with the key. Products stay below 2^63. The
+    mixing is that of the hash functions found by search in github.com/skeeto/hash-prospector.
+
+    Attributes:
+        probability: of being dropped, in [0, 1).
+    """
+
+    probability: float
+
+    def kept(self, graph: fx.Graph, seed: fx.Node, index: list[fx.Node]) -> fx.Node:
+        """Whether the weight at (batch, head, query, key) is kept; `seed`: two numbers below 2^32."""
+        zero = graph.call_function(torch.zeros_like, (index[0],))
+        one = graph.call_function(torch.ones_like, (index[0],))
+        states = [graph.call_function(torch.ops.aten.index.Tensor, (seed, [at])) for at in (zero, one)]
+        for place in index[:3]:
+            states = [_mixed(graph, graph.call_function(torch.bitwise_xor, (state, place))) for state in states]
+        first = _mixed(graph, graph.call_function(torch.bitwise_xor, (states[0], index[3])))
+        drawn = _mixed(graph, graph.call_function(torch.bitwise_xor, (first, states[1])))
+        return graph.call_function(torch.ge, (drawn, round(self.probability * 2**32)))
+
+
+def _mixed(graph: fx.Graph, state: fx.Node) -> fx.Node:
+    """A bijection of numbers below 2^32 that looks random."""
+    for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97), (15, None)):
+        shifted = graph.call_function(torch.bitwise_right_shift, (state, shift))
+        state = graph.call_function(torch.bitwise_xor, (state, shifted))
+        if factor is not None:
+            product = graph.call_function(torch.mul, (state, factor))
+            state = graph.call_function(torch.bitwise_and, (product, 0xFFFFFFFF))
+    return state
 
 
 @dataclass(frozen=True)
 class ScoreMod:
-    """What happens to one score: `outer · tanh(score)`, then a mask operand, then causality.
+    """What happens to one score: `outer · tanh(score)`, then a mask operand, then causality, then dropout.
 
     Attributes:
         outer: None where there is no softcap.
         mask: 'bool' or 'float' operand, or None; `broadcast` says which of its four dims have one element.
         causal: keys after the query are not seen.
+        draw: which weights are dropped; None for all are kept. The seed is the last operand.
     """
 
     outer: float | None
     mask: str | None
     broadcast: tuple[bool, ...]
     causal: bool
+    draw: Draw | None = None
 
     def graph(self) -> fx.GraphModule:
         """`(score, batch, head, query, key, *operands) -> score`."""
@@ -56,6 +100,8 @@ class ScoreMod:
         if self.causal:
             seen = graph.call_function(torch.ge, (index[2], index[3]))
             score = _masked(graph, score, seen, "bool")
+        if self.draw is not None:
+            score = _masked(graph, score, self.draw.kept(graph, graph.placeholder("seed"), index), "bool")
         graph.output(score)
         return fx.GraphModule({}, graph)
 
@@ -87,43 +133,93 @@ def _block_mask(ones: Any, zeros: Any, mask_mod: Any) -> tuple[Any, ...]:
 @functools.cache
 def available() -> bool:
     """Whether the operator takes what is written here and answers rightly, tried on a few numbers."""
-    flex = operator()
-    if flex is None:
-        return False
-    q = torch.linspace(-1, 1, 32).reshape(1, 2, 4, 4)
-    mod = ScoreMod(2.0, None, (), True).graph()
+    tried = _try(ScoreMod(2.0, None, (), True), ())
+    scores = (2.0 * torch.tanh(_scores())).masked_fill(torch.ones(4, 4, dtype=torch.bool).triu(1), float("-inf"))
+    return tried is not None and torch.allclose(tried[0], scores.softmax(-1) @ _numbers(), atol=1e-5)
+
+
+@functools.cache
+def drops() -> bool:
+    """Whether its logarithm of the sums is to the base of 2, as dropout needs it."""
+    tried = _try(ScoreMod(None, None, (), False, Draw(0.0)), (torch.zeros(2, dtype=torch.int64),))
+    return tried is not None and torch.allclose(tried[1], _scores().logsumexp(-1) / math.log(2), atol=1e-5)
+
+
+def _numbers() -> torch.Tensor:
+    return torch.linspace(-1, 1, 32).reshape(1, 2, 4, 4)
+
+
+def _scores() -> torch.Tensor:
+    return _numbers() @ _numbers().mT * 0.5
+
+
+def _try(mod: ScoreMod, buffers: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
+    """(result, logarithm of the sums, ...) of a few numbers; None where the operator has another form."""
+    flex, q = operator(), _numbers()
     ones, zeros = torch.ones(1, 1, 1, dtype=torch.int32), torch.zeros(1, 1, 1, 1, dtype=torch.int32)
+    if flex is None:
+        return None
     try:
         with torch.no_grad():
-            out = flex(q, q, q, mod, _block_mask(ones, zeros, _no_mask()), 0.5, dict(_OPTIONS), (), ())[0]
+            block = _block_mask(ones, zeros, _no_mask())
+            found: tuple[torch.Tensor, ...] = flex(q, q, q, mod.graph(), block, 0.5, dict(_OPTIONS), buffers, ())
+        return found
     except Exception:  # noqa: BLE001  # another torch, another form: whatever it says, the target is not there
-        return False
-    scores = 2.0 * torch.tanh(q @ q.mT * 0.5)
-    scores = scores.masked_fill(torch.ones(4, 4, dtype=torch.bool).triu(1), float("-inf"))
-    return torch.allclose(out, scores.softmax(-1) @ q, atol=1e-5)
+        return None
 
 
-def call(
-    writer: Writer, operands: tuple[fx.Node, fx.Node, fx.Node], scale: float, mod: ScoreMod, mask: fx.Node | None,
-    attach: Callable[[str, fx.GraphModule], fx.Node],
-) -> fx.Node:  # fmt: skip
-    """The node that computes attention of (q, k, v); its dims are those of `F.scaled_dot_product_attention`.
+@dataclass(frozen=True)
+class Call:
+    """FlexAttention of some operands, written into a graph.
 
-    Args:
+    Attributes:
         writer: writes the nodes.
         operands: q (batch, heads, queries, depth), k and v (batch, kv_heads, keys, depth).
         scale: multiplies the product before `mod`.
-        mod, mask: what happens to a score, and the operand that it reads.
+        mod, mask: what happens to a score but dropout, and the operand that it reads.
         attach: puts a graph module on the owning module and returns a `get_attr` node for it.
     """
-    device = writer.like.tensor.device
-    ones = writer.call(torch.ones, (1, 1, 1), dtype=torch.int32, device=device)
-    zeros = writer.call(torch.zeros, (1, 1, 1, 1), dtype=torch.int32, device=device)
-    block = _block_mask(ones, zeros, attach("mask_mod", _no_mask()))
-    score_mod = attach("score_mod", mod.graph())
-    buffers = () if mask is None else (mask,)
-    result = writer.call(operator(), *operands, score_mod, block, scale, dict(_OPTIONS), buffers, ())
-    return writer.call(getitem, result, 0)
+
+    writer: Writer
+    operands: tuple[fx.Node, fx.Node, fx.Node]
+    scale: float | fx.Node
+    mod: ScoreMod
+    mask: fx.Node | None
+    attach: Callable[[str, fx.GraphModule], fx.Node]
+
+    def node(self) -> fx.Node:
+        """The result; its dims are those of `F.scaled_dot_product_attention`."""
+        return self.writer.call(getitem, self._written(self.operands, self.mod), 0)
+
+    def dropped(self, probability: float) -> fx.Node:
+        """The result with weights dropped, the others divided by `1 - probability`; in float32 at least.
+
+        kept / (sum of kept) · (sum of kept) / sum: both sums are known by their logarithms to the base of 2.
+        """
+        call, (query, key, value) = self.writer.call, self.operands
+        device = self.writer.like.tensor.device
+        seed = call(torch.randint, 0, 2**32, (2,), dtype=torch.int64, device=device)
+        kept = self._written(self.operands, replace(self.mod, draw=Draw(probability)), seed)
+        few = call(torch.narrow, value, 3, 0, min(_FEW, tensor_of(value).shape[3]))  # of the second, sums alone
+        whole = self._written((query, key, call(torch.Tensor.detach, few)), self.mod, lse=True)
+        logs = [call(getitem, made, 1) for made in (kept, whole)]
+        # Nothing is left of a row of which no key, or none that is seen, was kept.
+        nothing = self.writer.scalar(float("-inf"), torch.float32)
+        apart = call(torch.where, call(torch.isinf, logs[0]), nothing, call(torch.sub, *logs))
+        share = call(torch.unsqueeze, call(torch.div, call(torch.exp2, apart), 1.0 - probability), 3)
+        return call(torch.mul, call(getitem, kept, 0), share)
+
+    def _written(
+        self, operands: tuple[fx.Node, ...], mod: ScoreMod, seed: fx.Node | None = None, *, lse: bool = False
+    ) -> fx.Node:
+        device = self.writer.like.tensor.device
+        ones = self.writer.call(torch.ones, (1, 1, 1), dtype=torch.int32, device=device)
+        zeros = self.writer.call(torch.zeros, (1, 1, 1, 1), dtype=torch.int32, device=device)
+        block = _block_mask(ones, zeros, self.attach("mask_mod", _no_mask()))
+        score_mod = self.attach("score_mod", mod.graph())
+        buffers = tuple(n for n in (self.mask, seed) if n is not None)
+        options = {**_OPTIONS, "OUTPUT_LOGSUMEXP": True} if lse or seed is not None else dict(_OPTIONS)
+        return self.writer.call(operator(), *operands, score_mod, block, self.scale, options, buffers, ())
 
 
 def softcap(scale: float | torch.SymFloat, caps: list[Softcap]) -> tuple[float | torch.SymFloat, float | None]:

@@ -63,7 +63,7 @@ def frame_of(site: Site) -> Frame:
 
 def _row_dim(site: Site) -> set[Axis]:
     """Atoms of the dim of the second product that is neither batch, nor keys, nor values."""
-    return set(atoms(site.out_dims[-2])) | set(atoms(site.out_dims[-1]))
+    return set(flat(site.sides))
 
 
 def _split(

@@ -17,11 +17,10 @@ from optpass.passes.attention.frame import Frame, size_of
 from optpass.passes.attention.ir import Value, same
 from optpass.passes.attention.masks import MaskFacts, Prover
 from optpass.passes.attention.problem import MaskKind
-from optpass.passes.attention.scores import MINUS_INFINITY, NO_KEY
+from optpass.passes.attention.scores import NO_KEY
 from optpass.passes.attention.site import Bias, Blocked, Fill, Operand, Site
+from optpass.passes.attention.terms import ABSORBS, Term, of_product
 
-#: Below it a float32 number does not change when a score or a bias is added.
-ABSORBS = -1e37
 #: What is added up to this changes the logarithm of a row's sum by less than it is rounded to.
 _SMALL = 1e4
 _ALLOWED = " (options={'attention': {'masked_rows': 'any'}} allows that)"
@@ -44,6 +43,9 @@ class MaskPlan:
         proofs: all that was proved, for the guards.
         row_free: operands that are proved to be the same for all queries: one row of them is enough.
         passes: in rows 'added', the share of a score's gradient that flows on; less than 1 at a floor.
+        uneven: in rows 'added', keys of one row are known to carry different numbers.
+        flows: in rows 'zero', scores may be lost beside what is added to them, and a gradient flows all the same.
+        lowest: in rows 'added', scores are replaced by minus infinity too, and a row may be nothing else.
     """
 
     kind: MaskKind
@@ -55,64 +57,9 @@ class MaskPlan:
     proofs: list[MaskFacts] = field(default_factory=list)
     row_free: frozenset[Operand] = frozenset()
     passes: float = 1.0
-
-
-@dataclass(frozen=True)
-class _Term:
-    """A bias and what is proved of it."""
-
-    bias: Bias
-    facts: MaskFacts
-
-    @property
-    def hides(self) -> bool:
-        """Zero where a key is seen, as good as minus infinity elsewhere."""
-        fill = self.facts.fill
-        return fill is not None and fill * self.bias.coefficient <= MINUS_INFINITY and not self.bias.factors
-
-    @property
-    def extremes(self) -> tuple[float, ...]:
-        """All that it can add; () where that is not known."""
-        return () if self.bias.factors else tuple(v * self.bias.coefficient for v in self.facts.values)
-
-    @property
-    def size(self) -> float:
-        """What nothing that it adds exceeds, whatever its sign; infinity where that is not known."""
-        if self.extremes:
-            return max(map(abs, self.extremes))
-        known = self.facts.bound is not None and not self.bias.factors
-        return self.facts.bound * abs(self.bias.coefficient) if known and self.facts.bound is not None else math.inf
-
-    def small(self, limit: float) -> bool:
-        """Proved to be of the size of a score."""
-        return self.size < limit
-
-    def uneven(self, hidden: float) -> bool:
-        """Known to leave different weights in a row whose scores are lost: there are several such numbers."""
-        return sum(v <= hidden for v in self.extremes) > 1 or any(v >= -hidden for v in self.extremes)
-
-    def drowns(self, hidden: float) -> bool:
-        """Known to add a number beside which scores are lost."""
-        return any(abs(v) >= -hidden for v in self.extremes)
-
-    def vague(self, dtypes: list[torch.dtype], hidden: float) -> bool:
-        """Of a mask whose number rounds off the scores that it is added to, but does not lose them, where that matters.
-
-        It does for all keys of a row, or for those that get the most.
-        """
-        number = (self.facts.fill or 0.0) * self.bias.coefficient
-        rounds = any(abs(number) * torch.finfo(dtype).eps >= 1.0 for dtype in dtypes)
-        matters = number > 0 or not self.facts.row_never_empty
-        return rounds and abs(number) < -hidden and not self.bias.factors and matters
-
-    def bounded(self, hidden: float) -> bool:
-        """Proved not to drown the scores that it is added to."""
-        return self.size < -hidden
-
-    @property
-    def huge(self) -> bool:
-        """Two such numbers may add up to minus infinity."""
-        return self.size > -ABSORBS and (not self.extremes or min(self.extremes) < ABSORBS)
+    uneven: bool = False
+    lowest: bool = False
+    flows: bool = False
 
 
 def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, training: bool) -> MaskPlan:
@@ -121,7 +68,7 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
     if site.sink is not None and not set(flat(site.sink.dims)) <= {*frame.batch, *frame.heads, *frame.rows}:
         raise Blocked("the appended column depends on the keys", site.output)
     fills = [(f, _prove(f.mask, frame, prover, keep_when=f.keep_when)) for f in scores.fills]
-    terms = [_Term(b, _prove(b.operand, frame, prover, keep_when=True)) for b in scores.biases]
+    terms = [Term(b, _prove(b.operand, frame, prover, keep_when=True)) for b in scores.biases]
     proofs = [p for _, p in fills] + [t.facts for t in terms]
     fills = [(f, p) for f, p in fills if p.kind != "all"]
     terms = [t for t in terms if t.facts.kind != "all"]
@@ -144,8 +91,9 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
     limit = min(_SMALL, -no_key(site))
     settled = together.row_never_empty and all(t.hides or t.small(limit) for t in terms)
     empty = "never"
+    large = [t for t in terms if not t.small(limit)]
     if site.zeroed and fills:
-        empty = _zeroed(site, fills, [t for t in terms if not t.small(limit)], training)
+        empty = _zeroed(site, fills, large)
     elif together.row_never_empty and all(t.hides or t.bounded(no_key(site)) for t in terms):
         empty = "large" if training and not settled else "never"
         if empty == "large" and site.sink is not None:
@@ -155,6 +103,8 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
             empty = "never"
     elif exact_rows and site.sink is None:  # a sink is a key of every row
         empty = _empty_rows(site, fills, terms, training, limit)
+    elif exact_rows and site.sink_behind:
+        _check_behind(fills, terms)
     passes = _at_the_floor(site, terms) if training and empty == "added" and scores.floor else 1.0
     if empty in ("uniform", "added") and _loses_rows(site):
         raise Blocked(
@@ -163,14 +113,23 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
     finite = all(t.facts.finite and abs(t.bias.coefficient) <= 1 and not t.bias.factors for t in terms)
     finite = finite and all(math.isfinite(f.fill) for f, _ in fills)
     several = sum(t.huge for t in terms) + any(math.isfinite(f.fill) for f, _ in fills) > 1
+    lowest = any(f.fill == -math.inf for f, _ in fills)
+    lowest = lowest and not (together.row_never_empty and all(t.facts.finite for t in terms))
     kind: MaskKind = "bool" if empty in ("never", "zero") and not terms else "float"
     return MaskPlan(
         kind, [f for f, _ in fills], [t.bias for t in terms], empty, finite and not several, facts, proofs, row_free,
-        passes,
+        passes, _uneven(site, terms), lowest, empty == "zero" and training and bool(large),
     )  # fmt: skip
 
 
-def _at_the_floor(site: Site, terms: list[_Term]) -> float:
+def _check_behind(fills: list[tuple[Fill, MaskFacts]], terms: list[Term]) -> None:
+    """A row of minus infinities alone is NaN before its sink is there; beside finite numbers the sink takes it all."""
+    infinite = any(not math.isfinite(f.fill) for f, _ in fills) or not all(t.facts.finite for t in terms)
+    if infinite or sum(t.huge for t in terms) + bool(fills) > 1:
+        raise Blocked(f"rows without a single key would be zeros, not NaN{_ALLOWED}")
+
+
+def _at_the_floor(site: Site, terms: list[Term]) -> float:
     """The share of the gradient that rows without a key pass on where their sums meet the floor of the scores."""
     floor = site.scores.floor
     assert floor is not None
@@ -187,7 +146,7 @@ def _loses_rows(site: Site) -> bool:
     return (spelled == "exp" and site.softmax.args[0].name == "sub") or (spelled == "div" and not site.scores.shifted)
 
 
-def _together(site: Site, frame: Frame, prover: Prover, fills: list[Fill], hiding: list[_Term]) -> MaskFacts:
+def _together(site: Site, frame: Frame, prover: Prover, fills: list[Fill], hiding: list[Term]) -> MaskFacts:
     """What all that hides keys leaves to be seen."""
     asked = [_asked(f.mask, frame, f.keep_when) for f in fills]
     asked += [_asked(t.bias.operand, frame, True) for t in hiding]
@@ -196,10 +155,20 @@ def _together(site: Site, frame: Frame, prover: Prover, fills: list[Fill], hidin
     return prover.prove_all(asked, _length(frame.rows, site.output), _length(frame.keys, site.output))
 
 
-def _zeroed(site: Site, fills: list[tuple[Fill, MaskFacts]], large: list[_Term], training: bool) -> str:
-    """Rows without a key are zeros in the user's program too, if one mask alone says which they are."""
-    if len(fills) > 1 or (large and training) or any(t.hides for t in large) or site.sink is not None:
+def _zeroed(site: Site, fills: list[tuple[Fill, MaskFacts]], large: list[Term]) -> str:
+    """Rows without a key are zeros in the user's program too, if one mask alone says which they are.
+
+    Where something as low as the fill may be added to the other keys, these share the weights with those that are set
+    to zero, and the rest does not add up to 1.
+    """
+    alone = len(fills) == 1 and not any(t.hides for t in large) and not (large and site.scores.floor)
+    if not alone or site.sink is not None:
         raise Blocked("weights are set to zero after the softmax, and more than one mask is at work", site.output)
+    ((fill, _),) = fills
+    for term in large:
+        below = fill.fill < ABSORBS and of_product(term.bias.operand.value)
+        if not (math.isinf(fill.fill) or below or term.size < -fill.fill / 2):
+            raise Blocked("weights are set to zero after the softmax, and what is added may be a mask", site.output)
     return "zero"
 
 
@@ -209,11 +178,13 @@ def no_key(site: Site) -> float:
 
 
 def _empty_rows(
-    site: Site, fills: list[tuple[Fill, MaskFacts]], terms: list[_Term], training: bool, limit: float
+    site: Site, fills: list[tuple[Fill, MaskFacts]], terms: list[Term], training: bool, limit: float
 ) -> str:
     """See `MaskPlan.empty_rows`."""
-    if training and (_tells_keys_apart(site, terms) or any(t.uneven(no_key(site)) for t in terms)):
-        raise Blocked(f"rows without a single key would pass other gradients{_ALLOWED}", site.output)
+    other_gradients = Blocked(f"rows without a single key would pass other gradients{_ALLOWED}", site.output)
+    narrow = any(dtype not in (torch.float32, torch.float64) for dtype in site.scores.added_in)
+    if training and _uneven(site, terms) and (narrow or site.scores.floor):  # sums are rounded off as the user's are
+        raise other_gradients
     if not fills:
         return "added"
     numbers = {f.fill for f, _ in fills}
@@ -222,13 +193,19 @@ def _empty_rows(
     if len(numbers) > 1 or shows:
         raise Blocked(f"rows without a single key would come out differently{_ALLOWED}", site.output)
     if terms and training and not all(t.small(limit) for t in terms):
-        raise Blocked(f"rows without a single key would pass other gradients{_ALLOWED}", site.output)
+        if site.scores.floor or any(f.late for f, _ in fills):
+            raise other_gradients
+        return "added"
     if terms and not training:
         return "added"
     return "uniform" if math.isfinite(min(numbers)) else "nan"
 
 
-def _tells_keys_apart(site: Site, terms: list[_Term]) -> bool:
+def _uneven(site: Site, terms: list[Term]) -> bool:
+    return _tells_keys_apart(site, terms) or any(t.uneven(no_key(site)) for t in terms)
+
+
+def _tells_keys_apart(site: Site, terms: list[Term]) -> bool:
     """Whether keys of a row without a single one are known to carry different numbers.
 
     Of two numbers that drown scores, the keys with the lesser keep the weights; beside one, so do those with the least

@@ -71,7 +71,9 @@ def plan(site: Site, *, prover: Prover, exact_rows: bool, training: bool, sizes:
     _check_factors(site, frame, query_factors, key_factors)
     if site.sink is not None and site.scores.softcaps:
         raise Blocked("a column is appended to capped scores, which a kernel would cap too", site.output)
-    mask = plan_mask(site, frame, prover, exact_rows=exact_rows, training=training)
+    # Dropout by FlexAttention divides by the sums of rows, as a backward does: they must not be lost.
+    sums = training or bool(site.dropout)
+    mask = plan_mask(site, frame, prover, exact_rows=exact_rows, training=sums)
     dtype = _dtype(site)
     depth, width = size_of(frame.depth), size_of(frame.width)
     if (site.sink is not None or not equal(depth, width)) and not (isinstance(depth, int) and isinstance(width, int)):

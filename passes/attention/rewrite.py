@@ -71,14 +71,19 @@ class Rewrite:
         query, key, value, mask, after = self._prepared()
         causal = self.plan.mask.kind == "causal"
         scale, outer = flex.softcap(self.plan.scale, self.plan.site.scores.softcaps)
-        arguments = (query, key, value, mask, causal, float(scale), *([] if outer is None else [float(outer)]))
+        arguments: list[Any] = [query, key, value, mask, causal, float(scale), 0.0 if outer is None else float(outer)]
+        if self.plan.site.dropout:
+            device = self.plan.site.output.tensor.device
+            seed = self.writer.call(torch.randint, 0, 2**63 - 1, (1,), dtype=torch.int64, device=device)
+            arguments += [self.plan.site.dropout, seed]
         return self._finish(self.writer.call(blocks.OPERATOR, *arguments), after)
 
     def flex(self, attach: Callable[[str, fx.GraphModule], fx.Node]) -> fx.Node:
         """FlexAttention, as `sdpa`; `attach` puts a graph on the owning module."""
         plan = self.plan
         query, key, value, mask, after = self._prepared()
-        if plan.problem.device == "cpu" and any(_views_input(t) for t in (query, key, value)):
+        dense = plan.problem.training  # nobody compiles that for a CPU
+        if plan.problem.device == "cpu" and not dense and any(_views_input(t) for t in (query, key, value)):
             raise Blocked(
                 "Inductor's FlexAttention for CPUs fails on a view of an input of other dims", plan.site.output
             )
@@ -88,8 +93,11 @@ class Rewrite:
         if mask is not None:
             broadcast = tuple(str(size) == "1" for size in tensor_of(mask).shape)
         mod = flex.ScoreMod(outer, kind, broadcast, plan.mask.kind == "causal")
-        result = flex.call(self.writer, (query, key, value), self.writer.number(scale), mod, mask, attach)
-        return self._finish(result, after)
+        if plan.site.dropout >= 1.0:
+            raise Blocked("all weights are dropped", plan.site.dropout_value)
+        call = flex.Call(self.writer, (query, key, value), self.writer.number(scale), mod, mask, attach)
+        dropout = plan.site.dropout
+        return self._finish(call.dropped(dropout) if dropout else call.node(), after)
 
     def _prepared(self) -> tuple[fx.Node, fx.Node, fx.Node, fx.Node | None, fx.Node | None]:
         """q, k, v, the mask operand, and what is added to the result."""

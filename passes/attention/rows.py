@@ -11,11 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from optpass.passes.attention import flex, lost
 from optpass.passes.attention.emit import Writer, tensor_of
-from optpass.passes.attention.masking import ABSORBS, no_key
+from optpass.passes.attention.masking import no_key
 from optpass.passes.attention.plan import Plan
 from optpass.passes.attention.scores import NO_KEY
 from optpass.passes.attention.site import Blocked
+from optpass.passes.attention.terms import ABSORBS
 
 #: Beside a larger number than this the logarithm of a row's sum is lost in float32.
 _LARGE = 1e3
@@ -46,7 +48,9 @@ class EmptyRows:
 
     def write(self, query: fx.Node, key: fx.Node, value: fx.Node, mask: fx.Node | None) -> Rows:
         """The operands as the kernel gets them."""
-        how, training = self.plan.mask.empty_rows, self.plan.problem.training
+        if self.plan.mask.flows and mask is not None:
+            return self._zeroed(query, key, value, mask)
+        how, training = self.plan.mask.empty_rows, self.plan.problem.training or bool(self.plan.problem.dropout)
         if how in ("never", "zero") or mask is None or (how == "uniform" and not training):
             return Rows(query, value, mask)
         if how == "large":
@@ -105,26 +109,95 @@ class EmptyRows:
     def _added(self, query: fx.Node, key: fx.Node, value: fx.Node, mask: fx.Node) -> Rows:
         """Large negative numbers were added: weights do not depend on the scores there, and yet gradients flow to them.
 
-        With q = 0 the kernel makes the weights uniform (a factor, not a `where`: NaN passes on). What flows to q and k
-        is what flows through the first order of the softmax around uniform weights, q·(kᵀ(v - mean v))/keys, which is
-        added with its own value taken off.
+        With q = 0 the kernel makes the weights those of the mask (a factor, not a `where`: NaN passes on). What flows
+        to q and k is what flows through the first order of the softmax around them. Where they are the same for all
+        queries it is q·(kᵀ w (v - mean v)), which is added with its own value taken off; else an operator passes it.
         """
         call, plan = self.writer.call, self.plan
+        given = mask
         mask, empty = self._shifted(mask)
         keep = self.writer.to(call(torch.logical_not, empty), plan.dtype)
-        flow = self._first_order(query, key, value)
+        shared = not self._evenly() and self._same_for_all_queries(mask)
+        if not self._evenly() and not shared:
+            after = self._passed(self._flow(query, key, value, mask, empty))
+            if plan.mask.lowest:
+                mask, value, nan = self._without_infinities(given, mask, value)
+                after = call(torch.add, after, nan)
+            return Rows(call(torch.mul, query, keep), value, mask, after)
+        flow = self._first_order(query, key, value, mask if shared else None)
         gone = self.writer.to(empty, plan.dtype)
-        after = call(torch.mul, call(torch.sub, flow, call(torch.Tensor.detach, flow)), gone)
-        if plan.mask.passes != 1.0:
-            after = call(torch.mul, after, plan.mask.passes)
+        after = self._passed(call(torch.mul, call(torch.sub, flow, call(torch.Tensor.detach, flow)), gone))
         return Rows(call(torch.mul, query, keep), value, mask, after)
 
-    def _first_order(self, query: fx.Node, key: fx.Node, value: fx.Node) -> fx.Node:
+    def _passed(self, flow: fx.Node) -> fx.Node:
+        """The share of it that passes a floor of the scores."""
+        passes = self.plan.mask.passes
+        return flow if passes == 1.0 else self.writer.call(torch.mul, flow, passes)
+
+    def _flow(self, query: fx.Node, key: fx.Node, value: fx.Node, mask: fx.Node, empty: fx.Node) -> fx.Node:
+        """Zeros that pass the gradient of the rows `empty`, whatever their weights."""
+        seen = self.keep() if self.plan.mask.fills else None
+        scale, outer = flex.softcap(self.plan.scale, self.plan.site.scores.softcaps)
+        fixed = self.writer.call(torch.Tensor.detach, mask)
+        return self.writer.call(
+            lost.OPERATOR, query, key, value, fixed, empty, seen, self.writer.number(scale), float(outer or 0.0)
+        )
+
+    def _zeroed(self, query: fx.Node, key: fx.Node, value: fx.Node, mask: fx.Node) -> Rows:
+        """Rows of minus infinities stay, and are zeros; in others scores may be lost beside what is added to them."""
+        call = self.writer.call
+        some = call(torch.ne, call(torch.amax, call(torch.Tensor.detach, mask), -1, True), float("-inf"))
+        shifted, empty = self._shifted(mask)
+        keep = self.writer.to(call(torch.logical_not, empty), self.plan.dtype)
+        after = self._flow(query, key, value, shifted, empty)
+        mask = call(torch.where, some, shifted, self.writer.scalar(float("-inf"), tensor_of(mask).dtype))
+        return Rows(call(torch.mul, query, keep), value, mask, after)
+
+    def _without_infinities(self, given: fx.Node, mask: fx.Node, value: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node]:
+        """The shifted mask without its rows of minus infinities, v, and what makes these rows of the result NaN.
+
+        A kernel would pass NaN on to all keys of such a row; in the user's program scores that were replaced stop it.
+        """
+        call = self.writer.call
+        top = call(torch.amax, call(torch.Tensor.detach, given), -1, True)
+        some = call(torch.ne, top, float("-inf"))
+        none = call(torch.logical_not, some)
+        other = call(torch.mul, mask, self._nan_where(none, mask))  # the branch that is not taken: 0 · NaN
+        mask = call(torch.where, call(torch.ones_like, some), mask, other)
+        mask = call(torch.where, some, mask, self.writer.scalar(0.0, tensor_of(mask).dtype))
+        return mask, self._nan_gradient(value, some), self._nan_where(none, value)
+
+    def _evenly(self) -> bool:
+        """Proved: in a row without a key all keys carry the same number."""
+        capped = self.plan.site.scores.softcaps  # of which the gradient depends on the score
+        return not capped and not self.plan.mask.uneven and all(facts.values for facts in self.plan.mask.facts)
+
+    def _same_for_all_queries(self, mask: fx.Node) -> bool:
+        """The weights that the mask leaves a row without a key, where queries share keys and values."""
+        _, heads, queries, keys = map(str, tensor_of(mask).shape)
+        capped = self.plan.site.scores.softcaps
+        return (
+            not capped
+            and queries == "1"
+            and keys != "1"
+            and not self.plan.mask.fills
+            and (heads == "1" or not self.plan.frame.groups)
+        )
+
+    def _first_order(self, query: fx.Node, key: fx.Node, value: fx.Node, mask: fx.Node | None) -> fx.Node:
+        """Around uniform weights, or those that `mask` leaves."""
         call = self.writer.call
         fixed = call(torch.Tensor.detach, value)
-        centred = call(torch.sub, fixed, call(torch.mean, fixed, 2, True))
-        count = call(torch.ops.aten.sym_size.int, key, 2)
-        moment = call(torch.div, call(torch.matmul, call(torch.transpose, key, 2, 3), centred), count)
+        if mask is None:
+            centred = call(torch.sub, fixed, call(torch.mean, fixed, 2, True))
+            count = call(torch.ops.aten.sym_size.int, key, 2)
+            moment = call(torch.div, call(torch.matmul, call(torch.transpose, key, 2, 3), centred), count)
+        else:
+            weights = call(torch.softmax, call(torch.Tensor.detach, mask), -1)
+            weights = self.writer.to(call(torch.transpose, weights, 2, 3), self.plan.dtype)
+            mean = call(torch.sum, call(torch.mul, fixed, weights), 2, True)
+            centred = call(torch.mul, call(torch.sub, fixed, mean), weights)
+            moment = call(torch.matmul, call(torch.transpose, key, 2, 3), centred)
         if self.plan.frame.groups:
             groups = [a.size for a in self.plan.frame.groups]
             moment = call(torch.repeat_interleave, moment, self.writer.product(groups), 1)

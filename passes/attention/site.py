@@ -125,13 +125,15 @@ class Site:
     """One attention.
 
     Attributes:
-        output: the product of weights and values, which the rewrite replaces.
+        output: what the rewrite replaces: the product of weights and values, or that times the gate of its sink.
         out_dims: its axes.
+        sides: dims of the product of weights and values that are not batch: rows and columns, in either order.
         value: v, peeled.
         scores: see there.
         keys: atoms of the axis that the softmax normalises.
         softmax: the value that is the softmax.
-        sink: per-head logit of a column that is dropped after the softmax.
+        sink: logit of a column that is dropped after the softmax, or that the weights are scaled for afterwards, which
+            `sink_behind` says: it does not save a row without a key from being NaN.
         dropout: probability; 0.0 where there is none. `dropout_value` is the operation.
         weight: number that multiplies the weights after the softmax.
         weights: tensors that do.
@@ -141,6 +143,7 @@ class Site:
 
     output: Value
     out_dims: Dims
+    sides: Dims
     value: Operand
     scores: Scores
     keys: tuple[Axis, ...]
@@ -152,3 +155,4 @@ class Site:
     weights: list[Factor] = field(default_factory=list)
     zeroed: list[tuple[Value, bool]] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
+    sink_behind: bool = False

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from optpass.passes.attention.axes import Dims, regroup
+from optpass.passes.attention.axes import Dims, below, equal, is_one, same_sizes
 from optpass.passes.attention.emit import Writer
 from optpass.passes.attention.ir import Program, Value, flat_values
 from optpass.passes.attention.rewrite import Layout, place
@@ -100,7 +100,7 @@ class Attachment:
             users = [u for u in self.program.users(value) if u in live]
             if len(users) != 1 or users[0].node is not self.node:
                 break
-            step = _below(value, users[0], dims)
+            step = below(value, users[0], dims)
             if step is None:
                 break
             value, dims = users[0], step
@@ -137,7 +137,7 @@ class Attachment:
 
     def _check_shape(self, final: fx.Node, value: Value) -> None:
         have = final.meta["example_value"]
-        if str(have.shape) != str(value.tensor.shape) or have.dtype != value.dtype:
+        if not same_sizes(have.shape, value.tensor.shape) or have.dtype != value.dtype:
             raise Blocked(f"internal: {tuple(have.shape)} {have.dtype} in place of {value!r}", value)
 
     def _strided(self, writer: Writer, old: fx.Node, new: fx.Node) -> fx.Node:
@@ -165,7 +165,7 @@ def _dense(writer: Writer, node: fx.Node, like: torch.Tensor) -> fx.Node:
 
 def _same_strides(one: torch.Tensor, other: torch.Tensor) -> bool:
     pairs = zip(one.shape, one.stride(), other.stride(), strict=True)
-    return all(str(a) == str(b) or str(size) == "1" for size, a, b in pairs)
+    return all(equal(a, b) or is_one(size) for size, a, b in pairs)
 
 
 def _harmless(old: fx.Node, new: torch.Tensor, writer: Writer) -> bool:
@@ -185,7 +185,7 @@ def _harmless(old: fx.Node, new: torch.Tensor, writer: Writer) -> bool:
         if not isinstance(example, torch.Tensor):
             return False
         result = _evaluate(node, changed, writer)
-        if result is None or str(result.shape) != str(example.shape):
+        if result is None or not same_sizes(result.shape, example.shape):
             return False
         if not _same_strides(result, example):
             changed[node] = result
@@ -212,21 +212,3 @@ def _evaluate(node: fx.Node, changed: dict[fx.Node, Any], writer: Writer) -> tor
     except Exception:  # noqa: BLE001  # a `view` that needs the old strides raises what it likes
         return None
     return result if isinstance(result, torch.Tensor) else None
-
-
-def _below(value: Value, user: Value, dims: Dims) -> Dims | None:
-    """Axes of `user`, which only lays `value` out differently; None if it does more."""
-    if user.dtype != value.dtype or user.args[0] is not value:
-        return None
-    if user.name in ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze"):
-        return regroup(dims, user.shape)
-    if user.name == "permute":
-        return tuple(dims[d] for d in user.args[1])
-    if user.name == "transpose":
-        order = list(range(value.dim))
-        a, b = user.args[1] % value.dim, user.args[2] % value.dim
-        order[a], order[b] = order[b], order[a]
-        return tuple(dims[d] for d in order)
-    if user.name in ("clone", "alias", "contiguous"):
-        return dims
-    return None

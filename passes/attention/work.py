@@ -35,7 +35,7 @@ from optpass.passes.attention.swap import (
     root_values,
 )
 from optpass.passes.attention.sweep import free_of_scores, sweep
-from optpass.passes.attention.targets import Choice, arch_of, choose, usable
+from optpass.passes.attention.targets import Choice, arch_of, choose, kernels, usable
 from optpass.passes.contract import ContentGuard, PassContext, PassResult
 from optpass.passes.devices import DeviceSpec
 from optpass.passes.source import locate
@@ -110,7 +110,8 @@ class GraphWork:
         mode = self.config.mode
         arch = arch_of(self._spec(planned)) if planned.problem.device == "cuda" else None
         choice = choose(planned.problem, arch=arch, mode=mode, available=self._available(planned.problem.device))
-        if choice.target is None and mode in ("auto", "always"):
+        materialises = choice.target is None or choice.kernel == gate.MATH
+        if materialises and mode in ("auto", "always"):
             choice = self._in_blocks(planned) or choice
         if choice.target is None:
             raise Blocked(choice.reason, planned.site.output)
@@ -167,10 +168,12 @@ class GraphWork:
 
     def _available(self, device: str) -> frozenset[str]:
         """Kernels that can be used here: FlexAttention is one where its form is known and somebody will compile it."""
-        inner = self.ctx.options.inner
-        compiled = inner == "inductor" or callable(inner) or self.config.mode != "auto"
-        found = usable(device, compiled=compiled) - {BLOCKS}
-        return found if flex.available() else found - {"flex"}
+        inner, mode = self.ctx.options.inner, self.config.mode
+        compiled = inner == "inductor" or callable(inner) or mode != "auto"
+        unfused = callable(inner) or (mode == "flex" and inner != "inductor")
+        found = usable(device, compiled=compiled, unfused=unfused) - {BLOCKS}
+        found -= frozenset() if flex.drops() else {"flex_dropout", "flex_unfused"}
+        return frozenset(k for k in found if kernels(device)[k].target != "flex" or flex.available())
 
     def _write(self, site: Site, planned: Plan, choice: Choice, cost: dict[str, float]) -> None:
         assert site.output.node is not None

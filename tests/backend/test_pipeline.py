@@ -386,3 +386,32 @@ def test_run_stage_leaves_other_stages_alone() -> None:
     gm = fx.symbolic_trace(lambda x: x + 1)
     context = PassContext(Options(), lambda: None, "0", False)  # type: ignore[arg-type, return-value]
     assert pipeline.run_stage(Stage.DYNAMO, [make(never, stage=Stage.JOINT)()], gm, context, {}) == []
+
+
+def test_an_operation_of_symbolic_sizes_runs_in_the_check() -> None:
+    """`interpolate` takes no symbolic sizes by itself: it must be decomposed as Dynamo decomposes it."""
+
+    def positions(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        grid = table.t().view(1, 4, 3, 3).to(table.dtype)  # which the redundant pass takes away
+        return torch.nn.functional.interpolate(grid, size=x.shape[1:], mode="bicubic")
+
+    torch._dynamo.reset()
+    options = {"inner": lambda gm, _: gm.forward, "strict": True}
+    compiled = torch.compile(positions, backend="optpass", dynamic=True, fullgraph=True, options=options)
+    table = torch.randn(9, 4)
+    for sizes in ((5, 7), (6, 8)):
+        x = torch.randn(2, *sizes)
+        torch.testing.assert_close(compiled(x, table), positions(x, table))
+
+
+def test_sizes_are_compared_where_one_is_written_with_a_division() -> None:
+    shape_env = torch.fx.experimental.symbolic_shapes.ShapeEnv()
+    mode = torch._subclasses.FakeTensorMode(shape_env=shape_env)
+    x = torch.empty(6, 6)
+    torch._dynamo.mark_dynamic(x, (0, 1))
+    size = mode.from_tensor(x).shape[0]
+    square = mode.from_tensor(torch.empty(1)).expand(size * size)
+    again = mode.from_tensor(torch.empty(1)).expand(size * (size * size // size))
+    other = mode.from_tensor(torch.empty(1)).expand(size * (size * size // (size + 1)))
+    assert snapshot.same_metadata(square, again)
+    assert not snapshot.same_metadata(square, other)

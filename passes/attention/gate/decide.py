@@ -37,6 +37,8 @@ _STAND_IN: Mapping[str, tuple[str, float]] = {"float64": ("float32", 2.0), "floa
 #: Part of a kernel's time that threads share, where it is not all: at the end of each operator of each block they wait
 #: for each other. Measured on two, lengths 256 to 2048: 0.2 to 0.9 in float32, where that is one head, else 0.8 to 1.
 _SHARED: Mapping[tuple[str, str], float] = {("blocks", "float32"): 0.5, ("blocks", "bfloat16"): 0.9}
+#: Fewer scores than this take longer to call than to compute, whatever the tables extrapolate to.
+_FEW: Mapping[str, int] = {"blocks": 1 << 19}
 #: Targets in words.
 _NAMES: Mapping[str, str] = {"sdpa": "SDPA", "flex": "FlexAttention", "blocks": "attention in"}
 #: Score operations that a table has a figure for.
@@ -91,6 +93,9 @@ def decide(
     alone = unfused(problem, spec, mask_form=mask_form, regions=regions)
     if kernel == MATH:
         reason = f"{words} computes the same products and softmax one after another, and saves nothing"
+        return Verdict(False, alone.us, alone.us, reason, alone.source)
+    if _scores(problem) < _FEW.get(kernel, 0):
+        reason = f"{words} takes longer to call than to compute so few scores"
         return Verdict(False, alone.us, alone.us, reason, alone.source)
     fast = fused(problem, kernel, spec, regions=regions)
     if fast is None:

@@ -129,15 +129,20 @@ def taken(problem: Problem, *, arch: str | None = None, cudnn: int | None = None
     return next((name for name in group.tried(cudnn) if not known[name].refusal(at, by_torch=True)), "math")
 
 
-def usable(device: str, *, compiled: bool) -> frozenset[str]:
+def usable(device: str, *, compiled: bool, unfused: bool = False) -> frozenset[str]:
     """Names of the kernels of a device type that can run in this process.
 
     Args:
         compiled: what is handed on is compiled by Inductor. Every other compiler runs FlexAttention unfused, with all
             scores in memory.
+        unfused: that will do.
     """
     flex = compiled and (_compiles_flex_cpu() if device == "cpu" else True)
-    return frozenset(name for name, kernel in kernels(device).items() if kernel.target != "flex" or flex)
+
+    def runs(kernel: Kernel) -> bool:
+        return kernel.target != "flex" or (flex if kernel.fused else unfused)
+
+    return frozenset(name for name, kernel in kernels(device).items() if runs(kernel))
 
 
 def _compiles_flex_cpu() -> bool:

@@ -53,10 +53,6 @@ def _multiple(value: float, step: float) -> bool:
     return math.isclose(value / step, round(value / step), abs_tol=1e-9)
 
 
-def _scores(problem: Problem) -> int:
-    return problem.batch * problem.heads * problem.queries * problem.keys
-
-
 def _head_dims(at: Situation) -> list[int]:
     return [at.problem.head_dim, at.problem.value_dim]
 
@@ -79,6 +75,7 @@ CONDITIONS: Mapping[str, Callable[[Situation, Any], bool]] = MappingProxyType(
         "square": lambda at, wanted: (at.problem.queries == at.problem.keys) is wanted,
         "changes_scores": lambda at, wanted: bool(at.problem.score_ops) is wanted,
         "dropout": lambda at, wanted: (at.problem.dropout > 0) is wanted,
+        "dropout_above": lambda at, limit: at.problem.dropout > limit,
         "dropout_step": lambda at, step: not _multiple(at.problem.dropout, step),
         "head_dim_above": lambda at, limit: max(_head_dims(at)) > limit,
         "head_dim_up_to": lambda at, limit: max(_head_dims(at)) <= limit,
@@ -91,7 +88,6 @@ CONDITIONS: Mapping[str, Callable[[Situation, Any], bool]] = MappingProxyType(
         "lengths_not_multiple_of": lambda at, step: at.problem.queries % step != 0 or at.problem.keys % step != 0,
         "batch_above": lambda at, limit: at.problem.batch > limit,
         "heads_above": lambda at, limit: at.problem.heads > limit,
-        "scores_below": lambda at, limit: _scores(at.problem) < limit,
     }
 )
 

@@ -20,7 +20,6 @@ from torch import fx, nn
 import optpass
 from optpass.passes.attention import gate
 from optpass.passes.attention.gate import Verdict
-from optpass.passes.attention.targets import conditions
 
 pytestmark = pytest.mark.usefixtures("clean", "seeded")
 
@@ -167,7 +166,6 @@ def test_in_blocks(
         return Verdict(target == "blocks", 1.0, 2.0, "by the test", "")
 
     monkeypatch.setattr(gate, "decide", in_blocks_alone)
-    monkeypatch.setattr(conditions, "_scores", lambda problem: 1 << 30)  # as if there were many
 
     def by_the_gate(program: Any) -> Any:
         return compiled(program, inner="eager", mode="auto")

@@ -202,7 +202,12 @@ def test_flex_computes_on_a_cpu_what_the_table_says() -> None:
 
 
 def test_flex_has_no_backward_on_a_cpu() -> None:
-    assert "has no backward" in choose(problem(training=True), arch="cpu", mode="flex").reason
+    compiled = choose(problem(training=True), arch="cpu", mode="flex", available=usable("cpu", compiled=True))
+    assert "has no backward" in compiled.reason
+    unfused = choose(
+        problem(training=True), arch="cpu", mode="flex", available=usable("cpu", compiled=True, unfused=True)
+    )
+    assert unfused.kernel == "flex_unfused" and unfused.materialises
     with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
         flex(*(torch.randn(2, 2, 40, 8, requires_grad=True) for _ in range(3)))
 
@@ -304,9 +309,10 @@ def test_modes() -> None:
 def test_what_is_not_available_is_not_chosen() -> None:
     assert choose(problem(**WINDOW), arch="cpu", mode="auto", available=usable("cpu", compiled=False)).target == "sdpa"
     assert usable("cpu", compiled=False) == {"cpu_flash", "blocks", "math"}
+    assert usable("cpu", compiled=False, unfused=True) == {"cpu_flash", "blocks", "math", "flex_unfused"}
     assert usable("cuda", compiled=True) == set(kernels("cuda"))
     none = choose(problem(), arch="cpu", mode="auto", available=frozenset())
-    assert none.target is None and none.reason.count("cannot be used here") == 4
+    assert none.target is None and none.reason.count("cannot be used here") == 5
 
 
 def test_other_devices_have_no_kernel() -> None:
@@ -384,9 +390,11 @@ def test_a_choice_accepts_and_what_comes_before_it_refuses(at: Situation, mode: 
 def test_orders_name_every_kernel_they_may_and_end_with_the_one_that_computes_anything() -> None:
     for group in architectures().values():
         names = [place.kernel.name for place in group.order]
-        assert len(set(names)) == len(names) and names[-1] == "math" and set(names) <= set(kernels(group.device))
+        known = kernels(group.device)
+        assert len(set(names)) == len(names) and names[-2] == "math" and set(names) <= set(known)
+        assert known[names[-1]].target == "flex"  # what cannot be had otherwise
         for default in (group.default, group.default_with_cudnn):
-            assert set(default) <= set(kernels(group.device)) - {"flex"} and (not default or "math" in default)
+            assert all(known[name].target == "sdpa" for name in default) and (not default or "math" in default)
         assert group.names or group.key == "gpu"
     assert len(ARCHES) == len(set(ARCHES))
 
@@ -422,13 +430,13 @@ def test_every_rule_and_every_condition_can_decide(monkeypatch: pytest.MonkeyPat
     """No rule is dead: for each there is a problem for which it alone refuses."""
     monkeypatch.setattr(conditions, "slow_library", lambda: False)
     wanted = {id(rule): where for where, rule in rules()}
-    drawn = replace(random_problem(random.Random(0), "cpu"), keys=8, dtype=torch.float32, score_ops=frozenset())
-    capped = replace(drawn, score_ops=frozenset({"softcap"}))
-    plain, few, many = (
-        Situation(replace(p, queries=n)) for p, n in ((drawn, 2**20), (capped, 2), (capped, 2**20))
-    )  # fmt: skip
+    drawn = replace(random_problem(random.Random(0), "cpu"), dtype=torch.float32, score_ops=frozenset(), dropout=0.0)
+    plain, none, capped, drops = (
+        Situation(replace(drawn, **fields))
+        for fields in ({}, {"dropout": 1.0}, {"score_ops": frozenset({"softcap"})}, {"dropout": 0.5})
+    )
     for rule in kernels("cpu")["blocks"].refuses:
-        assert (rule.says(few) or rule.says(plain)) and not rule.says(many)
+        assert rule.says(none) != rule.says(plain) and not rule.says(capped) and not rule.says(drops)
         wanted.pop(id(rule))
     rng = random.Random(0)
     lengths = [1, 2, 64, 100, 128, 192, 208, 256]

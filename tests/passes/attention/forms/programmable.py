@@ -11,8 +11,7 @@ from attention_forms.base import Sizes, form, grouped, heads_first, root
 from attention_forms.heads import repeat_kv
 from torch import Tensor, nn
 
-# FlexAttention has no backward on a CPU: a soft cap stays as it is in training.
-_CAP: dict[str, Any] = {"target": "flex", "train": "decline", "reason": r"(?i)flex|cap|tanh|backward|train"}
+_CAP: dict[str, Any] = {"target": "flex"}
 
 
 @form(mask="free", **_CAP)
@@ -40,6 +39,16 @@ def softcap_with_groups_and_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def softcap_method(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Grok: 0.08838834764831845 and 30, with the cap as a method chain."""
     return (30.0 * (q @ k.mT * 0.08838834764831845 / 30.0).tanh()).softmax(-1) @ v
+
+
+@form(mask="free", **_CAP)
+def softcap_with_rows_without_a_key(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Gemma 2, padded on the left: all keys of a row carry the lowest number, and a gradient flows through the cap."""
+    scores = torch.tanh(torch.matmul(q, k.transpose(2, 3)) * 0.25 / 5.0) * 5.0
+    n, m = q.shape[2], k.shape[2]
+    allowed = (torch.arange(m) <= torch.arange(n)[:, None]) & (torch.arange(m) > 3)
+    scores = scores + torch.where(allowed, 0.0, torch.finfo(q.dtype).min).to(q.dtype)
+    return torch.matmul(F.softmax(scores, dim=-1), v)
 
 
 @form(mask="free", target="either", train="decline")
@@ -77,6 +86,38 @@ class SinksInFrontAndCausal(_Sinks):
         scores = torch.cat([self.sinks.view(1, h, 1, 1).expand(b, h, n, 1), scores], dim=3)
         weights = torch.softmax(scores, dim=-1)[:, :, :, 1:]
         return torch.einsum("bhqk,bhkd->bhqd", weights, v)
+
+
+@form(grouped, target="fused", mask="free")
+class SinkBehindTheProduct(_Sinks):
+    """Granite: the result times sigmoid(logsumexp - sink), which is a column more in the softmax."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = repeat_kv(k, 2), repeat_kv(v, 2)
+        scores = torch.matmul(q, k.transpose(2, 3)) * q.shape[-1] ** -0.5
+        scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1), torch.finfo(q.dtype).min)
+        lse = torch.logsumexp(scores, dim=-1)
+        share = (lse - self.sinks.view(1, -1, 1)).to(torch.float32).sigmoid()
+        probs = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+        return torch.matmul(probs, v) * share.unsqueeze(-1).to(q.dtype)
+
+
+@form(target="fused", mask="free")
+class SinkOfTheWeights(_Sinks):
+    """The weights' own gate, with a sink per head; the result is laid out anew before it is used."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = torch.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
+        gate = torch.sigmoid(torch.logsumexp(scores, -1, keepdim=True) - self.sinks[:, None, None])
+        return torch.einsum("bhqk,bhkd->bhqd", torch.softmax(scores, -1) * gate, v)
+
+
+@form(target="fused", mask="free")
+def sink_of_logit_zero_behind(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """sigmoid(logsumexp): one more in the denominator, after the heads went behind the queries."""
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    out = (scores.softmax(-1) @ v).transpose(1, 2)
+    return (out * scores.logsumexp(-1).sigmoid().transpose(1, 2).unsqueeze(-1)).transpose(1, 2)
 
 
 @form(heads_first, target="fused", mask="free")

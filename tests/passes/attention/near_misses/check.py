@@ -81,7 +81,7 @@ def is_fused(node: fx.Node) -> bool:
     if node.op not in ("call_function", "call_method"):
         return False
     name = f"{getattr(node.target, '__name__', '')} {node.target}"
-    return any(word in name for word in ("scaled_dot_product", "flex_attention", "_flash_attention", "optpass"))
+    return any(word in name for word in ("scaled_dot_product", "flex_attention", "_flash_attention", "in_blocks"))
 
 
 @dataclass

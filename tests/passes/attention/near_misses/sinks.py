@@ -65,6 +65,41 @@ _joined("in the denominator", "exp / (sum + exp(sink))",
         lambda s, c, v: (e := s.exp()) / (e.sum(-1, keepdim=True) + c.exp()) @ v)  # fmt: skip
 _joined("by sigmoid", "attention times sigmoid(logsumexp - sink)",
         lambda s, c, v: (s.softmax(-1) @ v) * torch.sigmoid(s.logsumexp(-1, keepdim=True) - c))  # fmt: skip
+_joined("by sigmoid of the weights", "weights times sigmoid(logsumexp - sink)",
+        lambda s, c, v: (s.softmax(-1) * torch.sigmoid(s.logsumexp(-1, True) - c)) @ v)  # fmt: skip
+_joined("by sigmoid, sign", "sigmoid(sink - logsumexp): the sink's share, not the rest", kind="decline",
+        change=lambda s, c, v: (s.softmax(-1) @ v) * torch.sigmoid(c - s.logsumexp(-1, keepdim=True)))  # fmt: skip
+_joined("by sigmoid over queries", "the logarithm of the sum over queries", kind="decline",
+        change=lambda s, c, v: (s.softmax(-1) @ v) * torch.sigmoid(s.logsumexp(-2, keepdim=True).mT - c))  # fmt: skip
+_joined("by sigmoid over heads", "the logarithm of the sum over heads", kind="decline",
+        change=lambda s, c, v: (s.softmax(-1) @ v) * torch.sigmoid(s.logsumexp(1, True)[..., :1] - c))  # fmt: skip
+_joined("by sigmoid of other scores", "the logarithm of the sum before the last scale", kind="decline",
+        change=lambda s, c, v: ((s * 0.5).softmax(-1) @ v) * torch.sigmoid(s.logsumexp(-1, True) - c))  # fmt: skip
+_joined("by sigmoid, scaled", "half of the logarithm", kind="decline",
+        change=lambda s, c, v: (s.softmax(-1) @ v) * torch.sigmoid(s.logsumexp(-1, True) * 0.5 - c))  # fmt: skip
+_joined("by sigmoid, alpha", "twice the sink is taken off",
+        lambda s, c, v: (s.softmax(-1) @ v) * torch.sigmoid(s.logsumexp(-1, True).sub(c, alpha=2)))  # fmt: skip
+_joined(
+    "by sigmoid of a shift",
+    "the logarithm of shifted scores: another sink than the softmax would have",
+    lambda s, c, v: ((x := s - s.amax(-1, True)).softmax(-1) @ v) * torch.sigmoid(x.logsumexp(-1, True) - c),
+)
+_joined("by sigmoid twice", "two gates: only one of them is a sink",
+        lambda s, c, v: (s.softmax(-1) @ v) * (g := torch.sigmoid(s.logsumexp(-1, True) - c)) * g)  # fmt: skip
+_joined(
+    "by sigmoid, returned",
+    "the gate is returned as well",
+    kind="decline",
+    change=lambda s, c, v: ((s.softmax(-1) @ v) * (g := torch.sigmoid(s.logsumexp(-1, True) - c)), g),
+)
+_joined("by sigmoid, result too", "the result without the gate is used as well", kind="decline",
+        change=lambda s, c, v: (o := s.softmax(-1) @ v) * torch.sigmoid(s.logsumexp(-1, True) - c) + o)  # fmt: skip
+_joined("by sigmoid, rows of NaN", "a row without a key is NaN before the sink is there",
+        lambda s, c, v: ((x := s.masked_fill(torch.arange(6)[:, None] == 2, -math.inf)).softmax(-1) @ v)
+        * torch.sigmoid(x.logsumexp(-1, True) - c))  # fmt: skip
+_joined("by sigmoid, lowest rows", "a row of the lowest numbers: its sink takes all",
+        lambda s, c, v: ((x := s.masked_fill(torch.arange(6)[:, None] == 2, torch.finfo(s.dtype).min)).softmax(-1) @ v)
+        * torch.sigmoid(x.logsumexp(-1, True) - c))  # fmt: skip
 _joined("minus one key", "the sink replaces the first key",
         lambda s, c, v: torch.cat([c, s[..., 1:]], -1).softmax(-1) @ v)  # fmt: skip
 _joined("renormalised", "dropped, and normalised again: no sink",

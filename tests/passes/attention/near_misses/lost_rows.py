@@ -1,0 +1,129 @@
+"""Rows whose scores are lost beside what is added to them: several masks, uneven numbers, biases beside fills.
+
+The weights of such a row are those of the added numbers alone, and a gradient flows through them all the same.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from attention_near_misses.program import TRAINING, Inputs, Suite, attend
+
+suite = Suite("lost_rows")
+ONLY = (TRAINING,)
+LOW = torch.finfo(torch.float32).min
+#: What hides a score: the number that replaces it.
+FILLS = {"-inf": -math.inf, "finfo.min": LOW, "-1e9": -1e9}
+
+
+def causal(q):
+    """1 where a key comes after its query."""
+    return torch.ones(6, 6).triu(1).to(q.dtype)
+
+
+def left_padded(dtype=torch.int64):
+    """q, k, v and a mask of tokens in which the first sequence has three tokens of padding in front."""
+
+    def draw(r: Inputs):
+        tokens = torch.ones(2, 6, dtype=dtype)
+        tokens[0, :3] = 0
+        return [*r.qkv(), r.leaf(tokens, grad=False) if dtype.is_floating_point else tokens]
+
+    return draw
+
+
+def uneven(*shape, low=-3):
+    """q, k, v and integers, each of which stands for as many times -1e9."""
+    return lambda r: [*r.qkv(2, 4, 6, 8), r.ints(low, 0, *shape)]
+
+
+def with_bias(r: Inputs):
+    """q, k, v, a bias that learns, and a mask with rows without a key."""
+    return [*r.qkv(2, 4, 6, 8), r.randn(4, 6, 6), r.bools(2, 1, 6, 6, chance=0.3, full="one")]
+
+
+@suite.equal(left_padded(), modes=ONLY)
+def padding_of_integers_and_causal_added(q, k, v, m):
+    """Two masks of -1e9: the keys of a padded query carry it once or twice."""
+    return attend(q, k, v, lambda s: s + (1.0 - m.to(q.dtype))[:, None, None] * -1e9 + causal(q) * -1e9)
+
+
+@suite.equal(left_padded(torch.float32), modes=ONLY, dynamic=True)
+def padding_of_floats_and_causal_combined(q, k, v, m):
+    """The same, added up first, at sizes that are not known."""
+    return attend(q, k, v, lambda s: s + ((1.0 - m)[:, None, None] * -1e9 + causal(q) * -1e9))
+
+
+@suite.equal(left_padded(torch.bool), modes=ONLY)
+def padding_of_booleans_and_causal_added(q, k, v, m):
+    """The same, with numbers that are known."""
+    return attend(q, k, v, lambda s: s + (~m).to(q.dtype)[:, None, None] * -1e9 + causal(q) * -1e9)
+
+
+@suite.equal(left_padded(torch.float32), modes=ONLY)
+def padding_of_the_lowest_and_causal_of_a_billion(q, k, v, m):
+    """Two masks of two numbers."""
+    return attend(q, k, v, lambda s: s + (1.0 - m)[:, None, None] * LOW + causal(q) * -1e9)
+
+
+@suite.equal(lambda r: [*r.qkv(), r.ints(0, 3, 2, 6)], modes=ONLY)
+def padding_with_twos(q, k, v, m):
+    """A 2 in the mask makes +1e9 of what should be 0: scores are lost beside it, too."""
+    return attend(q, k, v, lambda s: s + (1.0 - m.to(q.dtype))[:, None, None] * -1e9)
+
+
+@suite.equal(uneven(2, 1, 6, 6), modes=ONLY)
+def uneven_rows(q, k, v, m):
+    """Every key hidden, some more than others."""
+    return attend(q, k, v, lambda s: s + m.to(q.dtype) * 1e9)
+
+
+@suite.equal(uneven(1, 4, 1, 6), modes=ONLY)
+def uneven_keys_per_head_grouped(q, k, v, m):
+    """The same for all queries, and heads that share keys."""
+    k, v = (t[:, :2].repeat_interleave(2, 1) for t in (k, v))
+    return attend(q, k, v, lambda s: s + m.to(q.dtype) * 1e9)
+
+
+def _per_fill(name, fill):
+    @suite.equal(uneven(2, 1, 6, 6, low=-2), name=f"uneven rows, causal {name}", modes=ONLY)
+    def program(q, k, v, m):
+        """Some keys of every row are replaced, all others are lost."""
+        return attend(q, k, v, lambda s: (s + m.to(q.dtype) * 1e9).masked_fill(causal(q).bool(), fill))
+
+    @suite.equal(with_bias, name=f"bias that learns, padding {name}")
+    def program(q, k, v, b, m):  # noqa: F811
+        """A bias of any size beside a fill, with rows that have no key at all."""
+        return attend(q, k, v, lambda s: (s + b).masked_fill(~m, fill))
+
+    @suite.equal(with_bias, name=f"bias with holes, causal {name}")
+    def program(q, k, v, b, m):  # noqa: F811
+        """Minus infinity in the bias, for all that the other mask keeps of a row."""
+        b = b.masked_fill(~m[:1, 0], -math.inf)
+        return attend(q, k, v, lambda s: (s + b).masked_fill(causal(q).bool(), fill))
+
+    @suite.equal(with_bias, name=f"bias beside {name}, zeroed")
+    def program(q, k, v, b, m):  # noqa: F811
+        """Weights are set to zero where scores were masked: rows without a key are zeros."""
+        return attend_zeroed(q, k, v, lambda s: (s + b).masked_fill(~m, fill), m)
+
+
+def attend_zeroed(q, k, v, change, m):
+    return change(q @ k.mT * 8**-0.5).softmax(-1).masked_fill(~m, 0.0) @ v
+
+
+for _name, _fill in FILLS.items():
+    _per_fill(_name, _fill)
+
+
+@suite.decline(lambda r: [*r.qkv(), -r.ints(0, 2, 2, 1, 6, 1).expand(2, 1, 6, 6), r.bools(2, 1, 6, 6)])
+def zeroed_beside_a_mask_as_low(q, k, v, b, m):
+    """Where both masks have the same number, the keys that are set to zero had a share of the weights."""
+    return attend_zeroed(q, k, v, lambda s: (s + b.to(q.dtype) * -LOW).masked_fill(~m, LOW), m)
+
+
+@suite.equal(lambda r: [*r.qkv(2, 4, 6, 8), r.randn(2, 4, 6, 8), r.bools(2, 1, 1, 6)])
+def bias_of_a_product_zeroed(q, k, v, r, m):
+    """What comes out of a product is no mask."""
+    return attend_zeroed(q, k, v, lambda s: (s + q @ r.mT).masked_fill(~m, LOW), m)

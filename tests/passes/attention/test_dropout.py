@@ -1,0 +1,143 @@
+"""Dropout where no kernel of SDPA has it: by FlexAttention in two calls, and in blocks. What was dropped is read off.
+
+Values that are one-hot make the result the weights themselves, with zeros where they were dropped: with these the same
+attention in float64 must have the same result and the same gradients, whatever the numbers drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from functorch.compile import aot_module_simplified, make_boxed_func
+from torch import Tensor
+
+import optpass
+
+B, H, S, D = 2, 3, 48, 8
+CAP = 20.0
+
+
+def scores(q: Tensor, k: Tensor, mask: Tensor | None, cap: float) -> Tensor:
+    found = q @ k.mT / math.sqrt(D)
+    found = cap * torch.tanh(found / cap) if cap else found
+    return found if mask is None else found.masked_fill(~mask, -math.inf)
+
+
+def plain(gm: Any, _: Any) -> Any:
+    return gm.forward
+
+
+def traced(gm: Any, inputs: Any) -> Any:
+    def compiler(graph: Any, _: Any) -> Any:
+        return make_boxed_func(graph.forward)
+
+    return aot_module_simplified(gm, inputs, fw_compiler=compiler, bw_compiler=compiler)
+
+
+def compiled(inner: Any, p: float, mask: Tensor | None = None, cap: float = 0.0) -> Any:
+    def program(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.dropout(scores(q, k, mask, cap).softmax(-1), p) @ v
+
+    torch._dynamo.reset()
+    optpass.reset_report()
+    options = {"inner": inner, "strict": True, "attention": {"mode": "always", "dropout": "swap"}}
+    return torch.compile(program, backend="optpass", fullgraph=True, options=options)
+
+
+def one_hot(dtype: torch.dtype) -> list[Tensor]:
+    """q, k, and values that make the result the weights."""
+    q, k = (torch.randn(B, H, S, D, dtype=dtype) * 2 for _ in range(2))
+    return [t.requires_grad_() for t in (q, k, torch.eye(S, dtype=dtype).repeat(B, H, 1, 1))]
+
+
+MASKS = {"none": None, "causal": torch.ones(S, S, dtype=torch.bool).tril()}
+WAYS = {"flex": (plain, CAP), "flex traced": (traced, CAP), "blocks": ("aot_eager", 0.0), "blocks cap": ("eager", CAP)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_kept_is_right(way: str, mask: str, dtype: torch.dtype) -> None:
+    (inner, cap), p, seen = WAYS[way], 0.4, MASKS[mask]
+    q, k, v = one_hot(dtype)
+    weight = torch.randn(B, H, S, S, dtype=dtype)
+    result = compiled(inner, p, seen, cap)(q, k, v)
+    (result * weight).sum().backward()
+    (site,) = optpass.report().sites("attention")
+    assert ("FlexAttention" if "flex" in way else "attention in blocks") in site.after
+
+    kept = result.detach() != 0
+    wide = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    reference = (scores(wide[0], wide[1], seen, cap).softmax(-1) * kept / (1 - p)) @ wide[2]
+    (reference * weight.double()).sum().backward()
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    pairs = [(result, reference), *((a.grad, b.grad) for a, b in zip((q, k, v), wide, strict=True))]
+    for ours, exact in pairs:
+        assert (ours.double() - exact).norm() <= tolerance * exact.norm()
+
+
+@pytest.mark.parametrize("way", ["flex", "blocks"])
+def test_numbers_are_drawn_for_every_weight(way: str) -> None:
+    """How many are kept, how that varies over queries, and that heads, queries and calls differ."""
+    (inner, cap), p = WAYS[way], 0.25
+    q, k, v = one_hot(torch.float32)
+    call = compiled(inner, p, cap=cap)
+    kept = torch.stack([call(q, k, v).detach() != 0 for _ in range(8)]).double()
+    n = kept.numel()
+    assert abs(kept.mean() - (1 - p)) < 5 * math.sqrt(p * (1 - p) / n)
+    rows = kept.reshape(-1, S)
+    variance = S * p * (1 - p)
+    assert abs(rows.sum(1).var() / variance - 1) < 5 * math.sqrt(2 / len(rows))
+    assert abs(rows.sum(0).var() / (len(rows) * p * (1 - p)) - 1) < 5 * math.sqrt(2 / S)
+    alike = (rows @ rows.T + (1 - rows) @ (1 - rows).T) / S
+    alike.fill_diagonal_(0)
+    assert alike.max() < 1.0  # no two rows of any call, head or batch are the same
+
+
+@pytest.mark.parametrize("way", ["flex", "blocks"])
+def test_the_generator_decides(way: str) -> None:
+    q, k, v = one_hot(torch.float32)
+    call, results = compiled(WAYS[way][0], 0.4, cap=WAYS[way][1]), []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        results.append(call(q, k, v).detach())
+    assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("way", ["flex", "blocks"])
+def test_rows_of_which_nothing_is_kept(way: str) -> None:
+    """Some of 2 keys at p = 0.9: zeros, and finite gradients; so where all that is kept is masked."""
+    q, k, v = (torch.randn(4, 8, 2, D, requires_grad=True) for _ in range(3))
+    seen = torch.tensor([[True, False], [True, True]])
+    result = compiled(WAYS[way][0], 0.9, seen, WAYS[way][1])(q, k, v)
+    result.sum().backward()
+    assert (result == 0).all(-1).any() and result.isfinite().all()
+    assert all(t.grad.isfinite().all() for t in (q, k, v))
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_threads_may_change_before_the_backward(p: float) -> None:
+    q, k, v = (torch.randn(2, 4, 300, D, requires_grad=True) for _ in range(3))
+    call, threads = compiled("aot_eager", p), torch.get_num_threads()
+    grads = []
+    try:
+        for behind in (1, 3):
+            torch.manual_seed(5)
+            torch.set_num_threads(2)
+            result = call(q, k, v)
+            torch.set_num_threads(behind)
+            grads.append(torch.autograd.grad(result.square().sum(), (q, k, v)))
+    finally:
+        torch.set_num_threads(threads)
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_all_weights_dropped_stay_with_the_user() -> None:
+    q, k, v = one_hot(torch.float32)
+    assert not compiled(plain, 1.0, cap=CAP)(q, k, v).any()
+    assert not optpass.report().sites("attention")
