@@ -22,7 +22,7 @@ from optpass.backend.memory import attach
 from optpass.backend.memory.filing import record_of
 from optpass.backend.memory.growth import Growth
 from optpass.backend.memory.planned import Case, Planned
-from optpass.backend.memory.step import StepTensors, has_gradients
+from optpass.backend.memory.step import StepTensors
 from optpass.backend.memory.together import STEPS
 from optpass.backend.session import SESSIONS, Session, Timed
 from optpass.errors import BudgetInfeasibleError
@@ -78,10 +78,10 @@ def _compile(
     spec = spec_for(resolved, example_inputs)
     serving, problem = inner.serving(resolved, example_inputs)
     tensors, dynamic = StepTensors.of(gm, example_inputs), Growth.of(gm, example_inputs)
-    case = Case(has_gradients(tensors)) if case is None else case
+    case = Planned.first_case(tensors, example_inputs) if case is None else case
     memory, without_effect = attach.partitioner_of(
         gm, tensors, resolved, spec, serving, gradients=case.gradients, share=case.share,
-        tail=None if case.like is None else case.like.tail(),
+        expected=case.expected(),
     )  # fmt: skip
     uuid = attach.identity_of(identity(resolved, passes, fingerprint(resolved, spec)), memory)
     exit_report.register(resolved)

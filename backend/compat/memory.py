@@ -16,6 +16,7 @@ from torch import fx
 
 from optpass.backend.compat.attention_matcher import shielded
 from optpass.backend.compat.inductor import inductor_config
+from optpass.backend.compat.memory_index import indices_kept as indices_kept
 from optpass.backend.compat.memory_order import Improve as Improve
 from optpass.backend.compat.memory_order import ScheduledBuffer as ScheduledBuffer
 from optpass.backend.compat.memory_order import tightened as tightened

@@ -81,26 +81,16 @@ def leaf_of(node: Any) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
-def output_sizes(node: Any) -> list[tuple[int, int]]:
-    """(elements, bytes) of each tensor that the operator behind a node returned; 0 where it is not known."""
-    found = []
+def output_extents(node: Any) -> list[tuple[tuple[int, ...], int]]:
+    """Shape, and bytes of an element, of each tensor that the operator behind a node returned; without an element
+    where that is not known."""
+    found: list[tuple[tuple[int, ...], int]] = []
     for entry in getattr(node, "_input_metadata", ()) or ():
         try:
-            count = 1
-            for size in entry.shape:
-                count *= int(size)
-            found.append((count, count * entry.dtype.itemsize))
+            found.append((tuple(int(size) for size in entry.shape), entry.dtype.itemsize))
         except (RuntimeError, TypeError, AttributeError):
-            found.append((0, 0))
+            found.append(((0,), 0))
     return found
-
-
-def classes_of(node: Any) -> int:
-    """Size of the second dimension of what the operator behind a node returned, or of its first; 1 or more."""
-    for entry in getattr(node, "_input_metadata", ()) or ():
-        if len(entry.shape):
-            return max(1, int(entry.shape[min(1, len(entry.shape) - 1)]))
-    return 1
 
 
 def nodes_behind(tensors: Iterable[torch.Tensor]) -> list[Any]:

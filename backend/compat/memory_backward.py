@@ -13,7 +13,7 @@ import torch
 
 from optpass.backend.compat.memory_autograd import is_compiled, leaf_of, order, walk
 
-#: What a node saves of its own results begins so; they are counted as such.
+#: What a node saves of its own results begins so; as such they are named elsewhere.
 _RESULTS = ("_saved_result", "_saved_output", "_saved_out", "_saved_self_or_result", "_saved_total_weight")
 
 
@@ -25,12 +25,14 @@ class Outside:
         key: of the storage, while it is there.
         storage: weakly.
         bytes: of all of it.
+        extent: shape of the tensor, and bytes of an element; of a part of a storage, that of all of it.
         floating: what is stored are floating-point or complex numbers.
     """
 
     key: int
     storage: weakref.ref[Any]
     bytes: int
+    extent: tuple[tuple[int, ...], int]
     floating: bool
 
 
@@ -41,10 +43,12 @@ class Held:
     Attributes:
         outside: what is no result of a node.
         results_of: nodes whose results are saved: their `order`, and whether it is a compiled graph.
+        storages: of all that it has saved, its own results too; weakly.
     """
 
     outside: tuple[Outside, ...]
     results_of: tuple[tuple[int, bool], ...]
+    storages: tuple[weakref.ref[Any], ...] = ()
 
 
 def watch_backwards(told: Callable[[list[Any]], None]) -> Callable[[], None]:
@@ -100,9 +104,10 @@ def held_by_nodes(roots: Iterable[Any], stop: Callable[[Any], bool]) -> dict[int
 def _held(node: Any) -> Held | None:
     outside: list[Outside] = []
     results: list[tuple[int, bool]] = []
+    storages: list[weakref.ref[Any]] = []
     for raw in dir(node):
         name = raw.removeprefix("_raw")
-        if not raw.startswith("_raw_saved_") or name.startswith(_RESULTS):
+        if not raw.startswith("_raw_saved_"):
             continue
         try:
             kept = getattr(node, raw)
@@ -115,10 +120,20 @@ def _held(node: Any) -> Held | None:
         for tensor in value if isinstance(value, (list, tuple)) else (value,):
             if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
                 continue
+            storages.append(weakref.ref(tensor.untyped_storage()))
+            if name.startswith(_RESULTS):
+                continue
             if tensor.grad_fn is not None and tensor.grad_fn is not node:
                 results.append((order(tensor.grad_fn), is_compiled(tensor.grad_fn)))
             elif not tensor.requires_grad:
                 storage = tensor.untyped_storage()
                 floating = tensor.is_floating_point() or tensor.is_complex()
-                outside.append(Outside(storage._cdata, weakref.ref(storage), storage.nbytes(), floating))
-    return Held(tuple(outside), tuple(results))
+                outside.append(
+                    Outside(storage._cdata, weakref.ref(storage), storage.nbytes(), _extent(tensor), floating)
+                )
+    return Held(tuple(outside), tuple(results), tuple(storages))
+
+
+def _extent(tensor: torch.Tensor) -> tuple[tuple[int, ...], int]:
+    whole = tensor.untyped_storage().nbytes()
+    return (tuple(tensor.shape), tensor.element_size()) if tensor.nbytes == whole else ((whole,), 1)

@@ -38,21 +38,24 @@ class Bound:
     Attributes:
         graph: index.
         others: (index, number of runs).
+        since_loss: part of `fixed` that is there from the loss on; negative where something has gone by then.
     """
 
     graph: int
     others: tuple[tuple[int, int], ...]
     fixed: int
     limit: int
+    since_loss: int = 0
 
 
-def choices_of(known: Search, tail: int, less: int = 0, waits: bool = True) -> list[Choice]:
+def choices_of(known: Search, tail: int, less: int = 0, waits: bool = True, before: int = 0) -> list[Choice]:
     """Plans that no other is better than in all three figures.
 
     Args:
         known: a search of the graph; the tail of its problem is changed for others, and set to `tail` in the end.
         tail: as in `Problem`.
         less: bytes that the peak is less by in what the inner compiler generates.
+        before: bytes that are there before the loss and not behind it.
         waits: other graphs run between its forward and its backward, so that it matters what it holds then.
     """
     problem = known.problem
@@ -69,7 +72,7 @@ def choices_of(known: Search, tail: int, less: int = 0, waits: bool = True) -> l
         outputs = {s: problem.storages[s].bytes for s in problem.forward_outputs}
         base = schedule.run(search.start).recomputed_s
         for state in _evenly(states):
-            choice = _choice(problem, schedule.run(state), outputs, tail - problem.tail, less, base)
+            choice = _choice(problem, schedule.run(state), outputs, tail - problem.tail, less, base, before)
             key = choice.peak, choice.held
             if key not in found or choice.seconds < found[key].seconds:
                 found[key] = replace(choice, state=state.frozen())
@@ -78,10 +81,16 @@ def choices_of(known: Search, tail: int, less: int = 0, waits: bool = True) -> l
 
 
 def _choice(
-    problem: Problem, timeline: Timeline, outputs: Mapping[int, int], added: int, less: int, base: float
+    problem: Problem,
+    timeline: Timeline,
+    outputs: Mapping[int, int],
+    added: int,
+    less: int,
+    base: float,
+    before: int,
 ) -> Choice:
     kept = sum(problem.storages[s].bytes for s in timeline.saved if s not in outputs)
-    inside = max(int(timeline.forward.max(initial=0)), int(timeline.backward.max(initial=0)))
+    inside = max(int(timeline.forward.max(initial=0)) + before, int(timeline.backward.max(initial=0)))
     peak = max(inside - less, timeline.boundary + added)
     return Choice(peak, kept + sum(outputs.values()), max(0.0, timeline.recomputed_s - base))
 

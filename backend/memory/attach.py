@@ -9,10 +9,10 @@ from typing import Any
 from torch import fx
 
 from optpass.backend import compat
+from optpass.backend.memory.expected import NOTHING_KNOWN, Expected
 from optpass.backend.memory.leaves import Share
 from optpass.backend.memory.partition import BudgetPartitioner
 from optpass.backend.memory.step import StepTensors, budget_of
-from optpass.backend.memory.tail import Tail
 from optpass.backend.memory.together import relief
 from optpass.options import Options
 from optpass.passes.devices import DeviceSpec
@@ -27,7 +27,7 @@ def partitioner_of(
     *,
     gradients: bool,
     share: Share | None = None,
-    tail: Tail | None = None,
+    expected: Expected = NOTHING_KNOWN,
 ) -> tuple[BudgetPartitioner | None, str]:
     """The partitioner for a graph's budget, and what to warn of.
 
@@ -35,14 +35,14 @@ def partitioner_of(
         gm: Dynamo graph.
         tensors: what it is compiled with.
         inner: who compiles it: 'inductor' and 'aot_eager' let us partition.
-        gradients, share, tail: as for `budget_of`.
+        gradients, share, expected: as for `budget_of`.
 
     Raises:
         ConfigError: the budget or the optimizer cannot be used as given.
     """
     reason = getattr(gm, "compile_subgraph_reason", None)
     more = reason is not None and bool(getattr(reason, "graph_break", True))
-    budget = budget_of(options, device, tensors, more_follow=more, gradients=gradients, share=share, tail=tail)
+    budget = budget_of(options, device, tensors, more_follow=more, gradients=gradients, share=share, expected=expected)
     if budget is None:
         return None, ""
     if inner not in ("inductor", "aot_eager"):

@@ -21,6 +21,8 @@ Modules = tuple[fx.GraphModule, fx.GraphModule]
 #: After so many replays, a plan that uses this part of the budget is not tried to be improved; each replay lowers both
 #: graphs once under Inductor.
 ENOUGH = (0.98, 0.97, 0.95, 0.95, 0.0)
+#: A budget of which less than this part is used by a plan that recomputes lies between two plans: the report says so.
+USED = 0.95
 #: Without a plan that fits, no more than so many are tried before those near the floor.
 IN_VAIN = 4
 #: The next plan is asked to use this part.
@@ -76,24 +78,39 @@ class Chooser:
         room: bytes above the statics.
         held: bytes of the statics.
         generated: Inductor generates what is run; else the graphs are run as they stand.
-        lean: whether leaner settings may make a difference.
+        settings: whether plans are carried out under leaner settings: False, True, or first without them and then with
+            them, where nothing else fits.
     """
 
     def __init__(
         self, search: Search, carry_out: Callable[[Timeline, bool], Trial], room: int, held: int, *, generated: bool,
-        lean: bool,
+        settings: Sequence[bool] = (False,),
     ) -> None:  # fmt: skip
-        self.search, self.room, self.held, self.lean = search, room, held, lean
+        self.search, self.room, self.held, self._settings = search, room, held, settings
         self._carry_out, self._generated = carry_out, generated
+        self._lean = settings[0]
         self._trials: dict[tuple[int, float, bool], Trial] = {}
-        self._points: list[_Point] = []
+        self._replayed: dict[bool, list[_Point]] = {lean: [] for lean in settings}
+
+    @property
+    def _points(self) -> list[_Point]:
+        """What is known under the present settings."""
+        return self._replayed[self._lean]
 
     def note(self, counted: int, replayed: int) -> None:
-        """What a plan that was replayed elsewhere needs."""
-        self._points.append(_Point(counted, replayed))
+        """What a plan that was replayed elsewhere needs, under the first settings."""
+        self._replayed[self._settings[0]].append(_Point(counted, replayed))
 
     def best(self) -> Trial | None:
         """The fastest plan found that fits; None if none of those that were tried does."""
+        for lean in self._settings:
+            self._lean = lean
+            found = self._best()
+            if found is not None:
+                return found
+        return None
+
+    def _best(self) -> Trial | None:
         best: Trial | None = None
         for number, enough in enumerate(ENOUGH):
             timeline = self._next() if best is not None or number < IN_VAIN else None
@@ -113,14 +130,27 @@ class Chooser:
         self.note(trial.timeline.peak, trial.peak)
         return min((one for one in (trial, self.best()) if one is not None), key=_order)
 
+    def unused(self, found: Trial) -> int | None:
+        """Where `found` recomputes though it leaves much of the budget: the peak of the smallest plan known that
+        recomputes less, bytes above the statics. None where it uses the budget, or no such plan is known."""
+        if self.held + found.peak >= USED * (self.held + self.room):
+            return None
+        if self._generated:
+            seconds = found.timeline.recomputed_s
+            peaks = [t.peak for t in self._trials.values() if t.timeline.recomputed_s < seconds]
+        else:
+            peaks = [peak for peak, _ in self.search.frontier()]
+        return min((peak for peak in peaks if peak > self.room), default=None)
+
     def smallest(self) -> Trial:
         """Of the plans near the floor the first that fits, else the one of the smallest peak.
 
         Which are tried does not depend on the budget, so that the smallest peak is one that a budget can name.
         """
         found: list[Trial] = []
+        self._lean = self._settings[-1]
         for timeline in self._near_the_floor(found):
-            trial = self._tried(timeline, self.lean)
+            trial = self._tried(timeline)
             found.append(trial)
             if trial.peak <= self.room:
                 break
@@ -139,12 +169,11 @@ class Chooser:
                     return
                 peaks.append(found[-1].peak)
 
-    def _tried(self, timeline: Timeline, lean: bool = False) -> Trial:
-        key = timeline.peak, timeline.recomputed_s, lean
+    def _tried(self, timeline: Timeline) -> Trial:
+        key = timeline.peak, timeline.recomputed_s, self._lean
         if key not in self._trials:
-            self._trials[key] = trial = self._carry_out(timeline, lean)
-            if not lean:
-                self.note(timeline.peak, trial.peak)
+            self._trials[key] = trial = self._carry_out(timeline, self._lean)
+            self._points.append(_Point(timeline.peak, trial.peak))
         return self._trials[key]
 
     def _at_most(self, peak: int) -> Timeline:

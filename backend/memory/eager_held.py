@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 from typing import Any
 
 import torch
@@ -32,6 +33,8 @@ def pending(roots: Iterable[Any], now: Any) -> tuple[int, list[torch.Tensor]]:
 
     A gradient waits where the node that it goes to has not run: for more of the same sum, or for its turn.
     """
+    if now is None:
+        return 0, []
     place = autograd.order(now)
     waiting: dict[tuple[Any, int], int] = {}
     saved: list[torch.Tensor] = []
@@ -69,5 +72,5 @@ def _size_at(node: Any, index: int) -> int:
     leaf = autograd.leaf_of(node)
     if leaf is not None:
         return leaf.nbytes if leaf.layout == torch.strided else 0
-    sizes = autograd.output_sizes(node)
-    return sizes[index][1] if index < len(sizes) else 0
+    extents = autograd.output_extents(node)
+    return prod(extents[index][0]) * extents[index][1] if index < len(extents) else 0

@@ -7,13 +7,15 @@ backward; where it could not be, only the sizes of what it returned are known, a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf, prod
 from typing import Any
 
 import torch
 
 from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.compat.memory_backward import Held
+from optpass.backend.memory.eager_timeline import AS_SEEN, Extent, Resize, Step, Timeline
 
 #: Names of nodes whose result is another view of what they were given, and whose gradient is one too.
 VIEWS = ("View", "Transpose", "Permute", "Unsqueeze", "Squeeze", "Alias", "TBackward", "Detach", "Movedim", "Unflatten")
@@ -41,6 +43,8 @@ UNKNOWN = 2
 FORWARD_TEMPORARIES = {"MseLoss": 1, "SmoothL1Loss": 1, "HuberLoss": 1}
 #: Operators that copy what they are given where it is transposed, and views that transpose.
 CONTIGUOUS, TRANSPOSED = ("SoftmaxBackward", "LayerNorm", "GroupNorm"), ("TBackward", "Transpose", "Permute", "Movedim")
+#: What is not known.
+NOTHING: Extent = ((0,), 0)
 #: Of an index of classes.
 INDEX_BYTES = 8
 #: What a node saves of its own result.
@@ -54,15 +58,18 @@ Given = Callable[[int, bool], torch.dtype | None]
 
 @dataclass(frozen=True)
 class EagerLoss:
-    """What runs between the outputs of a compiled graph and the scalar that is differentiated, in bytes.
+    """What runs between the outputs of a compiled graph and the scalar that is differentiated, in bytes; at other
+    sizes, what `timeline` says.
 
     Attributes:
         forward_bytes: most that it allocates at one time in the forward, beside the outputs.
         held_bytes: what is held from its forward to its backward.
         backward_bytes: most that it holds at one time in its backward, the gradients of the outputs included.
         leaves: parameters that it reads.
-        kept_bytes: what its result holds until the step ends, beside a number.
+        kept_bytes: what its results hold that the caller keeps.
         reads_outputs: its backward reads outputs of the compiled graph.
+        between: places of nodes that it is between.
+        timeline: its operators.
     """
 
     forward_bytes: int = 0
@@ -71,11 +78,29 @@ class EagerLoss:
     leaves: tuple[torch.Tensor, ...] = ()
     reads_outputs: bool = False
     kept_bytes: int = 0
+    between: tuple[float, float] = field(default=(-inf, inf), compare=False, repr=False)
+    timeline: Timeline | None = field(default=None, compare=False, repr=False)
+
+    def at(self, sizes: Resize) -> EagerLoss:
+        """In another call."""
+        if self.timeline is None or sizes is AS_SEEN:
+            return self
+        line = self.timeline
+        return replace(
+            self,
+            forward_bytes=_in_proportion(self.forward_bytes, line.forward(), line.forward(sizes)),
+            held_bytes=_in_proportion(self.held_bytes, line.held(), line.held(sizes)),
+            backward_bytes=_in_proportion(self.backward_bytes, line.backward(), line.backward(sizes)),
+        )
+
+
+def _in_proportion(found: int, seen: int, resized: int) -> int:
+    return found * resized // seen if seen else resized
 
 
 def loss_of(
     roots: Iterable[Any], ours: Callable[[Any], bool], given: Given = lambda *_: None,
-    known: Mapping[int, Held] | None = None, kept: Iterable[Any] = (),
+    known: Mapping[int, Held] | None = None, kept: Iterable[Any] = (), run: Any = None,
 ) -> EagerLoss:  # fmt: skip
     """The eager operators between nodes that `ours` is true of and the `roots` of a backward that is running.
 
@@ -85,8 +110,10 @@ def loss_of(
         known: what nodes held before the backward, by their order. What no node made and is still there is held by
             others, and counts elsewhere. Of a node that is missing it is guessed, with `given`.
         kept: nodes whose results somebody holds, who counts them elsewhere.
+        run: of several compiled graphs, the node of which the loss is: what ran behind its forward and before that of
+            the next one.
     """
-    walk = _Walk(ours, given, known or {}, set(kept))
+    walk = _Walk(ours, given, known or {}, set(kept), run)
     for node in autograd.walk(roots, ours):
         walk.add(node)
     return walk.measured()
@@ -94,39 +121,65 @@ def loss_of(
 
 @dataclass
 class _Walk:
-    """Liveness of one eager part: nodes in the order in which they ran, then the other way round."""
+    """One eager part: nodes in the order in which they ran, and what is to be known of each."""
 
     ours: Callable[[Any], bool]
     given: Given
     known: Mapping[int, Held]
     kept: set[Any]
+    run: Any
     cast: set[int] = field(default_factory=set)
     nodes: list[Any] = field(default_factory=list)
     root: list[int] = field(default_factory=list)
     reads_outputs: bool = False
     leaves: list[torch.Tensor] = field(default_factory=list)
+    compiled: list[int] = field(default_factory=list)
 
     def add(self, node: Any) -> None:
         leaf = autograd.leaf_of(node)
         if leaf is not None:
             self.leaves.append(leaf)
-        elif not self.ours(node):
+        elif self.ours(node):
+            self.compiled.append(autograd.order(node))
+        else:
             self.nodes.append(node)
 
     def measured(self) -> EagerLoss:
         self.nodes.sort(key=lambda node: node._sequence_nr())
         self.place = {node: i for i, node in enumerate(self.nodes)}
-        self.bytes = [sum(size for _, size in autograd.output_sizes(node)) for node in self.nodes]
         for i in range(len(self.nodes)):
             self.root.append(self._root(i))
-        for i in {self.root[self.place[node]] for node in self.kept if node in self.place}:
-            self.bytes[i] = 0 if i >= 0 else self.bytes[i]
+        elsewhere = {self.root[self.place[node]] for node in self.kept if node in self.place}
         until, extra = self._saved()
-        saved = set(until)
-        held = sum(self.bytes[i] for i in saved) + sum(extra)
+        others: dict[Any, int] = {}
+        steps = (self._step(i, i in elsewhere, extra[i], others) for i in range(len(self.nodes)))
+        first, last = self.between()
+        places = [i for i, node in enumerate(self.nodes) if first < autograd.order(node) < last]
+        part = range(places[0], places[-1] + 1) if places else range(0)
+        line = Timeline(tuple(steps), until, part)
         return EagerLoss(
-            self._forward(saved, extra), held, self._backward(until, extra), tuple(self.leaves), self.reads_outputs
-        )
+            line.forward(), line.held(), line.backward(), tuple(self.leaves), self.reads_outputs,
+            between=(first, last), timeline=line,
+        )  # fmt: skip
+
+    def between(self) -> tuple[float, float]:
+        """Places of the compiled graph that the loss is of, and of the next one."""
+        mine = -inf if self.run is None else autograd.order(self.run)
+        return mine, min((place for place in self.compiled if place > mine), default=inf) if self.run else inf
+
+    def _step(self, i: int, elsewhere: bool, held: list[Extent], others: dict[Any, int]) -> Step:
+        node, goes = self.nodes[i], []
+        made = tuple(autograd.output_extents(node))
+        for n, place in node.next_functions:
+            if n is not None and autograd.leaf_of(n) is None:
+                extents = autograd.output_extents(n)
+                key = self.place[n] if n in self.place else others.setdefault(n, -1 - len(others))
+                goes.append((key, extents[place] if place < len(extents) else NOTHING))
+        return Step(
+            made=() if elsewhere else made, given=made, root=self.root[i], inputs=tuple(self._inputs(node)),
+            goes=tuple(goes), held=tuple(held), inside=self._inside_forward(node),
+            passes=_named(node, (*VIEWS, *SAME_GRADIENT)), temporaries=temporaries_of(node) + (i in self.cast),
+        )  # fmt: skip
 
     def _inputs(self, node: Any) -> list[int]:
         """Places of the nodes whose results a node reads."""
@@ -140,11 +193,11 @@ class _Walk:
         inputs = self._inputs(node)
         return self.root[inputs[0]] if inputs and inputs[0] < i else -1
 
-    def _saved(self) -> tuple[dict[int, int], list[int]]:
-        """Nodes whose results are held for the backward, with the last node that holds each there, and bytes that each
-        node holds of others' making."""
+    def _saved(self) -> tuple[dict[int, int], list[list[Extent]]]:
+        """Nodes whose results are held for the backward, with the last node that holds each there, and what each node
+        holds of others' making."""
         held: dict[int, int] = {}
-        extra = [0] * len(self.nodes)
+        extra: list[list[Extent]] = [[] for _ in self.nodes]
         counted: set[int] = set()
         self.at = {autograd.order(node): i for i, node in enumerate(self.nodes)}
         for i, node in enumerate(self.nodes):
@@ -165,17 +218,17 @@ class _Walk:
             given = sum(n is not None for n, _ in node.next_functions)
             alike = [n for n in others if n in ALIKE]
             if alike and len([n for n in others if n in (*ALIKE, "_saved_self")]) > given:
-                elements, size = self._input(node)
-                dtype = self.given(elements, _named(node, ("NllLoss",)))
-                extra[i] = size if dtype is None else 0
+                like = self._input(node)
+                dtype = self.given(prod(like[0]), _named(node, ("NllLoss",)))
+                extra[i] = [like] if dtype is None else []
                 if _named(node, ("MulBackward",)) and dtype is not None and not dtype.is_floating_point:
                     self.cast.add(i)  # is made a number of each element once more
         held.pop(-1, None)
         return held, extra
 
-    def _held(self, i: int, known: Held, held: dict[int, int], counted: set[int]) -> int:
-        """Take in what a node holds; bytes of what it held alone, of several such nodes the first, as the backward
-        comes to it last."""
+    def _held(self, i: int, known: Held, held: dict[int, int], counted: set[int]) -> list[Extent]:
+        """Take in what a node holds; what it held alone, of several such nodes the first, as the backward comes to it
+        last."""
         for place, compiled in known.results_of:
             k = self.at.get(place)
             if k is not None:
@@ -183,72 +236,46 @@ class _Walk:
             self.reads_outputs |= compiled or (k is not None and self._is_output(self.nodes[k]))
         if _named(self.nodes[i], ("MulBackward",)) and not all(one.floating for one in known.outside):
             self.cast.add(i)  # is made a number of each element once more
-        alone = {one.key: one.bytes for one in known.outside if one.storage() is None and one.key not in counted}
+        alone = {one.key: one.extent for one in known.outside if one.storage() is None and one.key not in counted}
         counted.update(alone)
-        return sum(alone.values())
+        return list(alone.values())
 
     def _is_output(self, node: Any) -> bool:
         """Whether what a node returned is an output of a compiled graph, or a view of one."""
         return self.ours(node) or (node in self.place and self.root[self.place[node]] < 0)
 
-    def _input(self, node: Any) -> tuple[int, int]:
-        """Elements and bytes of a tensor as large as the largest that a node differentiates; of an index into that,
-        as losses of classes have it, one for each row."""
-        found = [(*pair, n) for n, _ in node.next_functions if n is not None for pair in autograd.output_sizes(n)]
-        elements, size, source = max(found, key=lambda item: item[1], default=(0, 0, None))
-        if source is not None and _named(node, ("NllLoss",)):
-            classes = autograd.classes_of(source)
-            return elements // classes, INDEX_BYTES * (elements // classes)
-        return elements, size
+    def _input(self, node: Any) -> Extent:
+        """A tensor as large as the largest that a node differentiates; an index into that, as losses of classes have
+        it, one for each row."""
+        found = [one for n, _ in node.next_functions if n is not None for one in autograd.output_extents(n)]
+        shape, itemsize = max(found, key=lambda one: prod(one[0]) * one[1], default=NOTHING)
+        if _named(node, ("NllLoss",)) and shape:
+            classes = min(1, len(shape) - 1)
+            return (*shape[:classes], *shape[classes + 1 :]), INDEX_BYTES
+        return shape, itemsize
 
-    def _forward(self, saved: set[int], extra: list[int]) -> int:
-        last = list(range(len(self.nodes)))
-        for i, node in enumerate(self.nodes):
-            for k in self._inputs(node):
-                if self.root[k] >= 0:
-                    last[self.root[k]] = max(last[self.root[k]], i)
-        live = peak = 0
-        for i in range(len(self.nodes)):
-            live += (self.bytes[i] if self.root[i] == i else 0) + extra[i]
-            peak = max(peak, live + self._inside_forward(self.nodes[i]))
-            live -= sum(self.bytes[k] for k in range(i + 1) if last[k] == i and self.root[k] == k and k not in saved)
-        return peak
-
-    def _inside_forward(self, node: Any) -> int:
+    def _inside_forward(self, node: Any) -> tuple[Extent, ...]:
         number = next((n for name, n in FORWARD_TEMPORARIES.items() if name in node.name()), 0)
         before = node.next_functions[0][0] if node.next_functions else None
         if _named(node, CONTIGUOUS) and before is not None and _named(before, TRANSPOSED):
             number += 1
-        return number * self._input(node)[1] if number else 0
+        return (self._input(node),) * number if number else ()
 
-    def _backward(self, until: dict[int, int], extra: list[int]) -> int:
-        """Gradients wait until their node runs; what is saved is released when the last node that holds it has run."""
-        held = sum(self.bytes[k] for k in until) + sum(extra)
-        waiting: dict[Any, int] = {}
-        peak = held
-        for i in range(len(self.nodes) - 1, -1, -1):
-            node = self.nodes[i]
-            mine = waiting.pop(node) if node in waiting else sum(size for _, size in autograd.output_sizes(node))
-            before = sum(waiting.values())
-            for n, place in node.next_functions:
-                if n is not None and autograd.leaf_of(n) is None:
-                    sizes = autograd.output_sizes(n)
-                    waiting[n] = waiting.get(n, 0) + (sizes[place][1] if place < len(sizes) else 0)
-            new = 0 if _named(node, (*VIEWS, *SAME_GRADIENT)) else sum(waiting.values()) - before
-            inside = (self._temporaries(node) + (i in self.cast)) * max(mine, new) if new else 0
-            peak = max(peak, held + before + mine + new + inside)
-            held -= sum(self.bytes[k] for k, last in until.items() if last == i) + extra[i]
-        return peak
 
-    def _temporaries(self, node: Any) -> int:
-        """See `TEMPORARIES`."""
-        if _named(node, ("DivBackward",)):
-            return QUOTIENT if len(node.next_functions) > 1 and node.next_functions[1][0] is not None else FRACTION
-        known = next((number for name, number in TEMPORARIES.items() if name in node.name()), None)
-        if known is not None:
-            return known
-        views = _named(node, (*VIEWS, *PARTS, *SAME_GRADIENT))
-        return UNKNOWN if not views and any(_is_tensor(node, n) for n in autograd.saved_names(node)) else 0
+def temporaries_of(node: Any, known: Held | None = None) -> int:
+    """See `TEMPORARIES`.
+
+    Args:
+        known: what it holds, as far as that says more.
+    """
+    if _named(node, ("DivBackward",)):
+        return QUOTIENT if len(node.next_functions) > 1 and node.next_functions[1][0] is not None else FRACTION
+    cast = known is not None and _named(node, ("MulBackward",)) and not all(one.floating for one in known.outside)
+    number = next((number for name, number in TEMPORARIES.items() if name in node.name()), None)
+    if number is not None:
+        return number + cast
+    views = _named(node, (*VIEWS, *PARTS, *SAME_GRADIENT))
+    return UNKNOWN if not views and any(_is_tensor(node, n) for n in autograd.saved_names(node)) else 0
 
 
 def _named(node: Any, kinds: tuple[str, ...]) -> bool:

@@ -6,13 +6,14 @@ When these are seen is `runs`' to say, and what follows from them `together`'s.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from optpass.backend.memory.eager_part import EagerLoss
+from optpass.backend.memory.eager_timeline import AS_SEEN, Resize, Shapes
 from optpass.backend.memory.partition import BudgetPartitioner
 from optpass.backend.memory.tail import Tail
 from optpass.options import Options
@@ -28,18 +29,30 @@ class Beside:
         times: how often it was seen.
         gradients: of all parameters known.
         other: inputs of this graph and of those that wait for their backward, and what eager operators saved.
+        since_loss: what is there from the loss on: results that the caller holds, less outputs of others that are gone.
+        in_loss, in_loss_backward: all of these and the loss, in the forward of the loss and in its backward.
     """
 
     gradients: int = 0
     other: int = 0
+    since_loss: int | None = None
+    in_loss: int = 0
+    in_loss_backward: int = 0
     times: int = 0
 
-    def widen(self, gradients: int, other: int) -> bool:
+    @property
+    def most(self) -> int:
+        """What is beside a graph from the loss on."""
+        return self.gradients + self.other + (self.since_loss or 0)
+
+    def widen(self, gradients: int, other: int, since_loss: int, in_loss: int, in_loss_backward: int) -> bool:
         """Take in what was seen; whether it is more."""
+        before = self.most, self.gradients, self.in_loss, self.in_loss_backward
         self.times += 1
-        more = gradients > self.gradients or other > self.other
+        self.since_loss = since_loss if self.since_loss is None else max(self.since_loss, since_loss)
         self.gradients, self.other = max(self.gradients, gradients), max(self.other, other)
-        return more
+        self.in_loss, self.in_loss_backward = max(self.in_loss, in_loss), max(self.in_loss_backward, in_loss_backward)
+        return before != (self.most, self.gradients, self.in_loss, self.in_loss_backward)
 
 
 @dataclass(frozen=True)
@@ -72,6 +85,7 @@ class Leaf:
         origin: the same for all plans of one graph.
         options: of its compile.
         parameters, module_tensors: positions among its arguments: of parameters, and of other tensors of modules.
+        own: its parameters, in that order.
         buffers, inputs: the latter, and what it was given, of all calls that were looked at.
         known: parameters that its runs were given or that eager code around them reads, weakly, by identity.
         situations: what was held beside it, by the other runs that waited for their backward then.
@@ -80,7 +94,10 @@ class Leaf:
         loss: what eager code does between its outputs and the scalar that is differentiated; nothing where other
             graphs come between.
         seen: a backward of it was seen, so that `loss` and `keeps_outputs` are known.
-        gone: bytes of outputs of other graphs that were there in its forward and no more in its backward, at least.
+        seen_at: shapes of what it was given then, parameters aside.
+        beside: bytes that were there in its backward beside what it was given, where nothing else waited.
+        since_loss: as in the situations, at most.
+        retained: most bytes that the loss needs in a backward that keeps the graph.
         keeps_outputs: an output was still held by the caller in its backward.
         runs: calls with gradients.
         share: what it may use from its next call on, where that has changed.
@@ -93,6 +110,7 @@ class Leaf:
     origin: object
     options: Options
     parameters: tuple[int, ...] = ()
+    own: tuple[weakref.ref[torch.Tensor], ...] = ()
     module_tensors: tuple[int, ...] = ()
     buffers: Stores = field(default_factory=lambda: Stores())
     inputs: Stores = field(default_factory=lambda: Stores())
@@ -102,8 +120,11 @@ class Leaf:
     outputs: int = 0
     loss: EagerLoss = field(default_factory=EagerLoss)
     seen: bool = False
-    gone: int | None = None
+    seen_at: Shapes = ()
+    beside: int = 0
+    since_loss: int = 0
     keeps_outputs: bool = False
+    retained: int = 0
     runs: int = 0
     share: Share | None = None
     next: Leaf | None = None
@@ -126,14 +147,30 @@ class Leaf:
     def learn(self, leaf: Leaf) -> None:
         """Take over what was seen of the loss behind another plan of the same graph."""
         self.known = dict(leaf.known)
-        self.loss, self.seen, self.keeps_outputs, self.gone = leaf.loss, leaf.seen, leaf.keeps_outputs, leaf.gone
+        self.loss, self.seen, self.keeps_outputs = leaf.loss, leaf.seen, leaf.keeps_outputs
+        self.since_loss = leaf.since_loss
+        self.seen_at, self.beside = leaf.seen_at, leaf.beside
 
-    def tail(self) -> Tail | None:
+    def see(self, loss: EagerLoss, retained: bool) -> None:
+        """Take in a loss that was seen, of which the situations have what it needs beside what they hold. Where the
+        graph is `retained` for another backward, which is not counted, what was seen at different times is added up."""
+        seen = self.situations.values()
+        self.retained = max(self.retained, loss.backward_bytes) if retained else self.retained
+        self.loss = replace(
+            loss,
+            forward_bytes=max(0, *(s.in_loss - s.most for s in seen)),
+            held_bytes=max(self.loss.held_bytes, loss.held_bytes),
+            backward_bytes=max(self.retained, *(s.in_loss_backward - s.most for s in seen)),
+            reads_outputs=self.loss.reads_outputs or loss.reads_outputs,
+        )
+        self.since_loss = max(s.since_loss or 0 for s in seen)
+
+    def tail(self, sizes: Resize = AS_SEEN, since_loss: int | None = None) -> Tail | None:
         """What happens between its forward and its backward: as it was seen, or else as its plan has it."""
         if not self.seen:
             return self.partitioner.budget.tail
-        loss = self.loss
-        kept = loss.kept_bytes - (self.gone or 0)
+        loss = self.loss.at(sizes)
+        kept = int(self.since_loss * sizes.most) if since_loss is None else since_loss
         return Tail(self.keeps_outputs, loss.forward_bytes, 0, loss.backward_bytes, kept, loss.reads_outputs)
 
     def latest(self) -> Leaf:
@@ -168,6 +205,11 @@ class Stores:
         for key, reference in references:
             if self._found.setdefault(key, reference)() is None:  # its place in memory was taken by another
                 self._found[key] = reference
+
+    def has(self, storage: Any) -> bool:
+        """Whether a storage that is there is one of them."""
+        reference = self._found.get(storage._cdata)
+        return reference is not None and reference() is not None
 
     def drop(self, other: Stores) -> None:
         """Leave out those of `other`."""
@@ -204,3 +246,15 @@ def parameters_of(leaves: Iterable[Leaf]) -> list[torch.Tensor]:
     """All parameters that `leaves` know, as far as they are alive, each once."""
     found = {key: reference() for leaf in leaves for key, reference in leaf.known.items()}
     return [parameter for parameter in found.values() if parameter is not None]
+
+
+def target_among(held: Sequence[torch.Tensor], inputs: Stores, elements: int, index: bool) -> torch.dtype | None:
+    """Those of the tensors `held` of which a loss may read so many elements are inputs of the step; as an index, those
+    of several micro-batches too. Which of them it reads cannot be told; the dtype of the first."""
+    found = []
+    for tensor in held:
+        sizes = {tensor.numel(), tensor[0].numel()} if index and len(tensor.shape) > 1 else {tensor.numel()}
+        if elements in sizes and (not index or tensor.dtype == torch.long):
+            found.append(tensor)
+    inputs.add(found)
+    return found[0].dtype if found else None

@@ -7,6 +7,7 @@ again with the difference taken into account, a few times at most.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,10 +17,11 @@ from torch import fx
 
 from optpass.backend import compat, snapshot
 from optpass.backend.compat import partition as parts
+from optpass.backend.compat.memory import indices_kept
 from optpass.backend.memory.accumulate import accumulate_in_place
 from optpass.backend.memory.choose import Chooser, Modules, Trial
 from optpass.backend.memory.growth import sizes_in
-from optpass.backend.memory.joint import has_convolutions, problem_of, tail_of
+from optpass.backend.memory.joint import lean_settings, problem_of, tail_of
 from optpass.backend.memory.order import least_peak
 from optpass.backend.memory.outcome import plan_of
 from optpass.backend.memory.replay import Executor, StepReplay, replay_step
@@ -34,6 +36,7 @@ from optpass.passes.memory.problem import Problem, reads_of_changed_inputs
 from optpass.passes.memory.schedule import FrozenState, State, Timeline
 from optpass.passes.memory.search import Search
 from optpass.reporting.model import Site
+from optpass.units import format_bytes
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +141,8 @@ class BudgetPartitioner:
         )  # fmt: skip
         room = self.budget.bytes - self.budget.statics.total - ENGINE_BYTES
         self.search = search = Search(problem)
-        chosen = self._choose(joint, default, search, room, kwargs)
+        with indices_kept() if self.executor == "inductor" else contextlib.nullcontext():
+            chosen = self._choose(joint, default, search, room, kwargs)
         self._file(search, chosen)
         return default if chosen is None else chosen.modules
 
@@ -165,11 +169,11 @@ class BudgetPartitioner:
         def carry_out(timeline: Timeline, lean: bool) -> Trial:
             return self._carry_out(joint, search.problem, timeline, kwargs, LEAN if lean else {})
 
+        settings = lean_settings(joint) if generated and compat.lays_out_convolutions() else (False,)
         chooser = Chooser(
-            search, carry_out, room, self.budget.bytes - room, generated=generated,
-            lean=generated and has_convolutions(joint) and compat.lays_out_convolutions(),
+            search, carry_out, room, self.budget.bytes - room, generated=generated, settings=settings
         )  # fmt: skip
-        offered = self._offered(search, carry_out, room)
+        offered = self._offered(search, lambda timeline: carry_out(timeline, settings[0]), room)
         found = chooser.better(offered) if offered is not None and not self.budget.shared else offered
         found = found or chooser.best() or chooser.smallest()
         if found.peak > room and found.peak - self.relief() <= room:
@@ -185,6 +189,10 @@ class BudgetPartitioner:
             return None
         if self.budget.at_optimizer > self.budget.bytes:
             raise self._infeasible(search, found.timeline, found.replay, self.budget.at_optimizer)
+        above = chooser.unused(found)
+        if above is not None and not self.budget.shared:
+            needed = format_bytes(self.budget.bytes - room + above)
+            self.outcome.notes.append(f"the next plan, which recomputes less, needs {needed}")
         return found
 
     def _replayed_default(self, joint: fx.GraphModule, default: Modules, kwargs: dict[str, Any]) -> StepReplay:
@@ -197,15 +205,15 @@ class BudgetPartitioner:
         """Bytes above the statics that the step needs with a plan."""
         return max(base.peak_bytes, base.handed_bytes + self.budget.follow if self.budget.follow else 0)
 
-    def _offered(self, search: Search, carry_out: Callable[[Timeline, bool], Trial], room: int) -> Trial | None:
+    def _offered(self, search: Search, carry_out: Callable[[Timeline], Trial], room: int) -> Trial | None:
         """The plan that was chosen for the step as a whole, if this is the graph that it was chosen for and it fits;
         where nobody knows yet what follows, the one that holds least."""
         if self.budget.shared:
-            trial = carry_out(_least_held(search), False)
+            trial = carry_out(_least_held(search))
             return trial if trial.peak <= room else None
         if self.budget.state is None or self.budget.state[0] != len(search.problem.operations):
             return None
-        trial = carry_out(search.schedule.run(State.thawed(self.budget.state[1])), False)
+        trial = carry_out(search.schedule.run(State.thawed(self.budget.state[1])))
         return trial if trial.peak <= room else None
 
     def _carry_out(

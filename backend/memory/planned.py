@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from optpass.backend.memory.eager_timeline import Shapes
+from optpass.backend.memory.expected import Expected, resize, shapes_of
 from optpass.backend.memory.growth import Growth
 from optpass.backend.memory.leaves import Leaf, Share
 from optpass.backend.memory.partition import BudgetPartitioner
-from optpass.backend.memory.step import StepTensors
+from optpass.backend.memory.step import StepTensors, has_gradients
 from optpass.backend.memory.together import STEPS
 from optpass.options import Options
 
@@ -27,6 +30,7 @@ class Case:
         origin: the same for all plans of one graph.
         before: whose place the new plan takes.
         like: another plan of the graph, behind which a loss was seen that is this one's too.
+        shapes: of what it is called with, where `like` was seen at other sizes.
     """
 
     gradients: bool
@@ -34,6 +38,11 @@ class Case:
     origin: object = field(default_factory=object)
     before: Leaf | None = None
     like: Leaf | None = None
+    shapes: Shapes | None = None
+
+    def expected(self) -> Expected:
+        """What is known of what will be around the graph."""
+        return Expected.of(self.like, self.shapes)
 
 
 class Planned:
@@ -62,17 +71,26 @@ class Planned:
     ) -> None:
         self._case, self._again, self._superseded = case, again, superseded
         self._leaf = Leaf(
-            partitioner, case.origin, options, tuple(i for i, _ in tensors.parameters), tensors.module_tensors
+            partitioner, case.origin, options, tuple(i for i, _ in tensors.parameters),
+            tuple(weakref.ref(p) for _, p in tensors.parameters), tensors.module_tensors,
         )  # fmt: skip
         if case.before is not None:
             self._leaf.succeed(case.before)
-        elif case.like is not None:
+        elif case.like is not None and case.shapes is None:
             self._leaf.learn(case.like)
         self._trained = [i for i, p in tensors.parameters if p.requires_grad]
         self._compiled: Callable[..., Any] | None = compiled
         self._growth = Growth(dynamic, partitioner.sizes) if dynamic else None
         self._others: dict[tuple[bool, bool], Callable[..., Any]] = {}
         self._lock = threading.Lock()
+
+    @staticmethod
+    def first_case(tensors: StepTensors, example_inputs: Sequence[Any]) -> Case:
+        """That of a graph that Dynamo hands over: of the same parameters there may have been one, for other sizes."""
+        parameters = [p for _, p in tensors.parameters]
+        shapes = shapes_of(example_inputs, [i for i, _ in tensors.parameters])
+        like = STEPS.alike(parameters, shapes)
+        return Case(has_gradients(tensors), like=like, shapes=None if like is None else shapes)
 
     def __call__(self, *args: Any) -> Any:
         compiled = self._compiled
@@ -82,26 +100,31 @@ class Planned:
             return result
         STEPS.enter(self._case.origin)
         gradients = any(args[i].grad is not None for i in self._trained)
-        larger = self._growth is not None and self._outgrows(self._growth.at(args))
+        larger = self._growth is not None and self._outgrows(self._growth.at(args), args)
         mine = gradients == self._case.gradients and not larger
         if mine and compiled is not None and self._leaf.share is None:
             result = compiled(*args)
             STEPS.leave(self._leaf, args, result)
             return result
-        return self._other(gradients, larger, mine)(*args)
+        return self._other(gradients, larger, mine, args)(*args)
 
-    def _outgrows(self, growth: float) -> bool:
-        """Whether the plan may not fit where tensors are so many times as large as it was made for."""
+    def _outgrows(self, growth: float, args: Sequence[Any]) -> bool:
+        """Whether the plan may not fit where tensors are so many times as large as it was made for, or where the loss
+        needs more."""
         plan, budget = self._leaf.partitioner.outcome.plan, self._leaf.partitioner.budget
         if growth <= 1.0:
             return False
+        line = self._leaf.loss.timeline
+        if line is not None and line.backward():
+            sizes = resize(self._leaf, shapes_of(args, self._leaf.parameters))
+            growth = max(growth, line.backward(sizes) / line.backward())
         if plan is None:  # the caches answered: what it needs is not known
             return True
         statics = budget.statics
         fixed = statics.parameters + statics.gradients + statics.optimizer + statics.buffers
         return fixed + growth * (plan.predicted_peak_bytes - fixed) > budget.bytes
 
-    def _other(self, gradients: bool, larger: bool, mine: bool) -> Callable[..., Any]:
+    def _other(self, gradients: bool, larger: bool, mine: bool, args: Sequence[Any]) -> Callable[..., Any]:
         """What serves the case, compiled when it is first asked for; it sees to its runs itself."""
         with self._lock:
             if mine and self._compiled is not None:  # its plan is out of date
@@ -111,7 +134,7 @@ class Planned:
             if (gradients, larger) not in self._others:
                 leaf = self._leaf if mine else None
                 share = self._leaf.share if mine else None
-                like = None if larger else self._leaf.latest()
-                case = Case(gradients, share, self._case.origin, leaf, like)
+                shapes = shapes_of(args, self._leaf.parameters) if larger else None
+                case = Case(gradients, share, self._case.origin, leaf, self._leaf.latest(), shapes)
                 self._others[gradients, larger] = self._again(case=case)
             return self._others[gradients, larger]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from optpass.backend.memory.eager_timeline import Shapes
 from optpass.backend.memory.leaves import Leaf, Stores
 
 
@@ -20,6 +21,7 @@ class Run:
         node: of autograd.
         released: a storage that autograd releases with the backward, as far as there is one.
         inputs, outputs, eager: storages of its arguments and results, and of what eager operators before it saved.
+        shapes: of its arguments, parameters aside.
         looked_at: what is beside it in its backward is to be noted.
     """
 
@@ -30,6 +32,7 @@ class Run:
     outputs: Stores
     eager: Stores
     parameters: list[weakref.ref[torch.Tensor]]
+    shapes: Shapes = ()
     looked_at: bool = True
     done: bool = False
 

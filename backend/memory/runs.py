@@ -11,16 +11,20 @@ import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.compat.memory_backward import Held, held_by_nodes, untraced, watch_backwards
-from optpass.backend.memory.eager_held import held_in, held_upstream, pending
-from optpass.backend.memory.eager_part import EagerLoss, loss_of
+from optpass.backend.memory.eager_held import held_upstream, pending
+from optpass.backend.memory.eager_part import EagerLoss, temporaries_of
+from optpass.backend.memory.eager_timeline import Shapes
+from optpass.backend.memory.eager_watch import Watch
+from optpass.backend.memory.expected import alike, shapes_of
 from optpass.backend.memory.leaves import Beside, Leaf, Stores, parameters_of
-from optpass.backend.memory.partition import ENGINE_BYTES
+from optpass.backend.memory.look import beside, loss_behind
 from optpass.backend.memory.run import Chain, Run
 from optpass.errors import BudgetInfeasibleError
 
@@ -45,6 +49,7 @@ class Steps:
         self._after_backward = True
         self._lent = Stores()
         self._known: dict[int, Held] = {}
+        self._watch = Watch(Stores())
         self._unwatch: Callable[[], None] | None = None
 
     # ---- what is held now ---------------------------------------------------------------------------------------
@@ -63,6 +68,12 @@ class Steps:
         with self._lock:
             self._sweep()
             return [run.leaf for run in self._live]
+
+    def alike(self, parameters: Sequence[torch.Tensor], shapes: Shapes) -> Leaf | None:
+        """A graph of the same parameters that was seen in a step lately, called with tensors of as many dimensions."""
+        with self._lock:
+            ran = [leaf.latest() for chain in reversed(self._chains) for leaf in chain.leaves]
+        return alike(ran, parameters, shapes)
 
     def waiting_parameters(self) -> list[torch.Tensor]:
         """Parameters of the runs that wait for their backward."""
@@ -136,7 +147,8 @@ class Steps:
             own = self._made(autograd.saved_by_function(node), made, given)
             run = Run(
                 leaf, weakref.ref(node), own.largest(), given, made, Stores(saved),
-                [weakref.ref(p) for p in parameters], looked_at or own.largest() is None,
+                [weakref.ref(p) for p in parameters], shapes_of(args, leaf.parameters) if looked_at else (),
+                looked_at or own.largest() is None,
             )  # fmt: skip
             if looked_at:
                 leaf.know([*parameters, *leaves])
@@ -189,9 +201,21 @@ class Steps:
     def _begins(self, roots: list[Any]) -> None:
         """A backward is about to begin."""
         with self._lock:
+            nodes = list(autograd.walk(roots, autograd.is_compiled))
             if autograd.running_backward() is None:
                 self._known.clear()
+                elsewhere = Stores()
+                for run in self._live:
+                    for counted in (run.inputs, run.outputs, run.eager):
+                        elsewhere.update(counted)
+                elsewhere.add(parameters_of(self._known_leaves()))
+                elsewhere.add(leaf for node in nodes if (leaf := autograd.leaf_of(node)) is not None)
+                self._watch.end()
+                self._watch = Watch(elsewhere)
             self._known.update(held_by_nodes(roots, autograd.is_compiled))
+            self._watch.follow(
+                nodes, self._known, lambda node: temporaries_of(node, self._known.get(autograd.order(node)))
+            )
 
     def _backward(self, run: Run) -> None:
         """A run's backward is about to begin."""
@@ -200,93 +224,30 @@ class Steps:
             self._sweep()
             self._after_backward = True
             if run.looked_at:
-                if running is not None:
-                    self._note_loss(run, running)
-                self._note_beside(run, running)
+                self._look(run, running)
             if running is None or not running.keeps:
                 run.done = True
             self._sweep()
 
-    def _note_loss(self, run: Run, running: autograd.RunningBackward) -> None:
-        node, leaf = run.node(), run.leaf
-        if leaf.outputs and sum(run.outputs.alive().values()) and not leaf.keeps_outputs:
-            leaf.keeps_outputs = leaf.news = True
-        if not leaf.seen:
-            leaf.seen = leaf.news = True
-        held = autograd.tensors_of_callers()
-        made = [t for t in held if t.grad_fn is not None]
-        results = Stores(made)
-        for other in self._live:  # these are counted as what they are
-            for counted in (other.inputs, other.outputs, other.eager):
-                results.drop(counted)
-        # Some losses reduce in place: their result is a number in a storage as large as what it is made of.
-        kept = sum(size for size in results.alive().values() if size > ENGINE_BYTES)
-        found, before = EagerLoss(), leaf.loss
-        if node is not None and any(n is node for n in autograd.walk(running.roots, autograd.is_compiled)):
-            targets = [t for t in held if not t.requires_grad]
-            found = loss_of(
-                running.roots,
-                autograd.is_compiled,
-                lambda *one: self._given(leaf, targets, *one),
-                self._known,
-                [t.grad_fn for t in made],
-            )
-            leaf.inputs.keep((one.key, one.storage) for held in self._known.values() for one in held.outside)
-            leaf.know(found.leaves)
-        # Gradients that wait now for others count beside this run.
-        waiting = pending(running.roots, node)[0] if node is not None else 0
-        forward, backward = max(0, found.forward_bytes - waiting), max(0, found.backward_bytes - waiting)
-        most = EagerLoss(
-            max(before.forward_bytes, forward), max(before.held_bytes, found.held_bytes),
-            max(before.backward_bytes, backward),
-            reads_outputs=before.reads_outputs or found.reads_outputs,
-            kept_bytes=max(before.kept_bytes, kept),
-        )  # fmt: skip
-        if most != before:
-            leaf.loss, leaf.news = most, True
-
-    @staticmethod
-    def _given(leaf: Leaf, held: Sequence[torch.Tensor], elements: int, index: bool) -> torch.dtype | None:
-        """Those of the tensors `held` of which a loss may read so many elements are inputs of the step; as an index,
-        those of several micro-batches too. Which of them it reads cannot be told."""
-        found = []
-        for tensor in held:
-            sizes = {tensor.numel(), tensor[0].numel()} if index and len(tensor.shape) > 1 else {tensor.numel()}
-            if elements in sizes and (not index or tensor.dtype == torch.long):
-                found.append(tensor)
-        leaf.inputs.add(found)
-        return found[0].dtype if found else None
-
-    def _note_beside(self, run: Run, running: autograd.RunningBackward | None) -> None:
-        leaf, node, waiting = run.leaf, run.node(), 0
-        saved: list[torch.Tensor] = []
-        if node is not None and running is not None:
-            waiting, saved = pending(running.roots, node)
-            if running.outer:  # which nodes of theirs are still to run is seen by what they hold
-                saved += held_in(running.outer)
-        others = [r for r in self._live if r is not run]
-        key = self._others(run)
-        there = Stores(saved)
-        there.update(self._lent)
-        for r in (run, *others):
-            there.update(r.inputs)
-            there.update(r.eager)
-        step = self._known_leaves()
-        for known_leaf in step:  # what the caller gave to other graphs, and still holds
-            there.update(known_leaf.inputs)
-        parameters = parameters_of(step)
-        known = Stores(parameters).alive()
-        gradients = Stores([p.grad for p in parameters if p.grad is not None]).alive()
-        for r in (run, *others):
-            given = r.inputs.alive()  # what is handed back as it came is no result
-            known.update({key_: size for key_, size in r.outputs.alive().items() if key_ not in given})
-            known.update(r.leaf.buffers.alive())
-        bytes_of_gradients = sum(size for key_, size in gradients.items() if key_ not in known)
-        other = sum(size for key_, size in there.alive().items() if key_ not in known and key_ not in gradients)
-        gone = sum(max(0, r.leaf.outputs - sum(r.outputs.alive().values())) for r in others)
-        leaf.gone = gone if leaf.gone is None else min(leaf.gone, gone)
-        if leaf.situations.setdefault(key, Beside()).widen(bytes_of_gradients, other + waiting):
-            leaf.news = True
+    def _look(self, run: Run, running: autograd.RunningBackward | None) -> None:
+        """Note what is beside a run whose backward is about to begin."""
+        leaf, before, loss, made = run.leaf, run.leaf.loss, EagerLoss(), 0
+        waiting, saved = (0, []) if running is None else pending(running.roots, run.node())
+        if running is not None:
+            loss, made = loss_behind(run, running, saved, self._live, self._watch, self._known)
+        gradients, other, gone = beside(run, running, saved, self._live, self._lent, self._known_leaves())
+        # Of what is there now, gradients that wait and those of the loss's parameters were not there in its forward,
+        # and are part of what was seen in its backward.
+        there, since = gradients + other - made, loss.kept_bytes - gone
+        situation = leaf.situations.setdefault(self._others(run), Beside())
+        behind = there + since + loss.backward_bytes if loss.backward_bytes else 0
+        news = situation.widen(gradients, other + waiting, since, there + loss.forward_bytes, behind)
+        if loss.backward_bytes < before.backward_bytes and leaf.seen_at:
+            loss = replace(loss, timeline=before.timeline)
+        else:
+            leaf.seen_at = run.shapes
+        leaf.see(loss, running is not None and running.keeps)
+        leaf.news |= news or leaf.loss != before
 
     def _sweep(self) -> None:
         live = [run for run in self._live if not run.is_over()]
@@ -295,3 +256,4 @@ class Steps:
         if self._unwatch is not None and not any(run.looked_at for run in live):
             self._unwatch()
             self._unwatch = None
+            self._watch.end()

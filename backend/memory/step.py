@@ -15,11 +15,11 @@ from torch import fx, nn
 
 from optpass.backend import compat
 from optpass.backend.memory.eager_held import held_upstream
+from optpass.backend.memory.expected import NOTHING_KNOWN, Expected
 from optpass.backend.memory.leaves import Share, Stores
 from optpass.backend.memory.measure import storage_bytes
 from optpass.backend.memory.optimizing import Optimizing
 from optpass.backend.memory.partition import Budget
-from optpass.backend.memory.tail import Tail
 from optpass.backend.memory.together import STEPS
 from optpass.options import Options
 from optpass.passes.devices import DeviceSpec
@@ -71,7 +71,7 @@ class StepTensors:
 
 def budget_of(
     options: Options, device: Callable[[], DeviceSpec], tensors: StepTensors, *, more_follow: bool, gradients: bool,
-    share: Share | None = None, tail: Tail | None = None,
+    share: Share | None = None, expected: Expected = NOTHING_KNOWN,
 ) -> Budget | None:  # fmt: skip
     """What the graph may use; None where no budget is asked for.
 
@@ -82,7 +82,7 @@ def budget_of(
         more_follow: the graph ends in a graph break.
         gradients: gradients of earlier micro-batches are there when the step begins.
         share: what the graph may use, where the step has been seen.
-        tail: what happens between its forward and its backward, where only that has been seen.
+        expected: what is known of what is around it, where only that has been seen.
 
     Raises:
         ConfigError: a budget or an optimizer that cannot be used as given.
@@ -118,7 +118,7 @@ def budget_of(
         gradients=(size if gradients else storage_bytes(elsewhere)) + storage_bytes(_gradients_of(tensors.inputs)),
         optimizer=optimizer.state,
         buffers=storage_bytes(tensors.buffers),
-        inputs=inputs,
+        inputs=inputs + expected.beside,
         activations=outside + eager - inputs,
     )
     at_optimizer = statics.total - statics.gradients - statics.activations + size + optimizer.step
@@ -129,9 +129,9 @@ def budget_of(
         optimizer=optimizer.name,
         trained_itemsize=itemsize,
         shared=more_follow,
-        tail=tail,
+        tail=expected.tail,
         where=where,
-        notes=optimizer.notes,
+        notes=(*optimizer.notes, *expected.notes),
     )
 
 

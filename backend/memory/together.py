@@ -78,6 +78,7 @@ def settle(leaves: Sequence[Leaf]) -> None:
     for i, leaf in enumerate(step.leaves):
         share = _share(step, i, chosen)
         room = leaf.partitioner.budget.bytes - ENGINE_BYTES - share.statics.total
+        room -= 0 if share.tail is None else share.tail.kept_bytes
         if not _does(step.present[i], chosen[i], room):
             leaf.share = share
 
@@ -123,8 +124,8 @@ def _seen(leaves: Sequence[Leaf]) -> _Step:
             for other, n in others:
                 if other.latest() in index:
                     counts[index[other.latest()]] += n
-            fixed = always.total + beside.gradients + beside.other
-            bounds.append(Bound(index[leaf], tuple(sorted(counts.items())), fixed, limit))
+            around = tuple(sorted(counts.items()))
+            bounds.append(Bound(index[leaf], around, always.total + beside.most, limit, beside.since_loss or 0))
     present = [_present(leaf) for leaf in leaves]
     inputs = max((b.other for leaf in leaves for b in leaf.situations.values()), default=0)
     at_optimizer = always.total + inputs + trained + optimizer.step
@@ -147,14 +148,18 @@ def _own_peak(leaf: Leaf, replayed: StepReplay) -> int:
     # Outputs that are saved, too, do not go when the caller lets go of them.
     released = min(leaf.outputs, max(0, handed - sum(replayed.saved_bytes.values())))
     counted = released if (tail is None or tail.holds_outputs) and not leaf.keeps_outputs else 0
-    kept = leaf.loss.kept_bytes
-    more = kept - (leaf.gone or 0) - (0 if tail is None else tail.kept_bytes) - counted
-    running, now = 0, 0
+    less = counted + (0 if tail is None else tail.kept_bytes)
+    running, now = 0, _before_loss(leaf)
     for moment in replayed.timeline:
-        now = more if moment.label == TANGENTS else now
+        now = -less if moment.label == TANGENTS else now
         running = max(running, moment.live_bytes + now) if moment.label not in BETWEEN else running
     later = handed if leaf.keeps_outputs or leaf.loss.reads_outputs else handed - released
-    return max(running, handed + kept + leaf.loss.forward_bytes, later + kept + leaf.loss.backward_bytes)
+    return max(running, handed + leaf.loss.forward_bytes, later + leaf.loss.backward_bytes)
+
+
+def _before_loss(leaf: Leaf) -> int:
+    """Bytes of what is gone behind the loss, in that of its situations where most is."""
+    return -min((beside.since_loss or 0 for beside in leaf.situations.values()), default=0)
 
 
 def _choices(step: _Step) -> list[list[Choice]]:
@@ -164,14 +169,14 @@ def _choices(step: _Step) -> list[list[Choice]]:
         search, replayed = partitioner.search, partitioner.outcome.replayed
         assert search is not None and replayed is not None  # it has a plan
         tangents = sum(s.bytes for s in search.problem.storages if s.tangent)
-        tail = leaf.tail()
+        tail, before = leaf.tail(since_loss=0), _before_loss(leaf)
         between = search.problem.tail
         if tail is not None:
             outputs = sum(search.problem.storages[s].bytes for s in search.problem.forward_outputs)
             between, search.problem.outputs_held = tail.beside(tangents, outputs), tail.holds_outputs
             search.problem.kept = tail.kept_bytes
         less = max(0, partitioner.counted - replayed.peak_bytes) if partitioner.executor == "inductor" else 0
-        found.append(choices_of(search, between, less, _waits(step, i)))
+        found.append(choices_of(search, between, less, _waits(step, i), before))
     return found
 
 
@@ -181,7 +186,7 @@ def _share(step: _Step, index: int, chosen: Sequence[Choice]) -> Share:
     at_peak = max(
         (b for b in step.bounds if b.graph == index), key=lambda b: total(chosen, b) - chosen[index].peak
     )  # fmt: skip
-    beside = at_peak.fixed - step.always.total
+    beside = at_peak.fixed - at_peak.since_loss - step.always.total
     gradients = min(beside, max(b.gradients for b in leaf.situations.values()))
     others = sum(chosen[g].held * n for g, n in at_peak.others)
     statics = replace(step.always, gradients=gradients, inputs=beside - gradients, activations=others)
@@ -189,7 +194,7 @@ def _share(step: _Step, index: int, chosen: Sequence[Choice]) -> Share:
     follow = max(0, room - chosen[index].held) if _waits(step, index) else 0
     search, frozen = leaf.partitioner.search, chosen[index].state
     state = None if search is None or frozen is None else (len(search.problem.operations), frozen)
-    return Share(statics, leaf.tail(), follow, step.at_optimizer, step.optimizer, state)
+    return Share(statics, leaf.tail(since_loss=at_peak.since_loss), follow, step.at_optimizer, step.optimizer, state)
 
 
 def _waits(step: _Step, index: int) -> bool:

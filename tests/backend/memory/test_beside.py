@@ -140,6 +140,80 @@ def whole(call):
     return step, (model,), (given,)
 
 
+def headed(call):
+    """A part of the model that is not compiled, whose gradients and activations are the loss's."""
+    model, head = network(), nn.Sequential(nn.Linear(WIDTH, 160), nn.GELU(), nn.Dropout(0.1), nn.Linear(160, 10))
+    compiled, given, classes = call(model), torch.randn(ROWS, WIDTH), torch.randint(0, 10, (ROWS,))
+
+    def step():
+        F.cross_entropy(head(compiled(given)), classes).backward()
+        found = [p.grad for p in (*model.parameters(), *head.parameters())]
+        model.zero_grad()
+        head.zero_grad()
+        return found
+
+    return step, (model, head), (given, classes)
+
+
+def summed(call):
+    """Two calls, each with a loss of its own, in one backward."""
+    model, given = network(), torch.randn(2, ROWS, WIDTH)
+    compiled = call(model)
+
+    def step():
+        (compiled(given[0]).square().mean() + compiled(given[1]).abs().mean()).backward()
+        found = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        return found
+
+    return step, (model,), (given,)
+
+
+def compared(call):
+    """Three calls that a loss compares, with gradients that share their storage."""
+    model, given = network(), torch.randn(3, ROWS, WIDTH)
+    compiled = call(model)
+
+    def step():
+        F.triplet_margin_loss(*(compiled(part) for part in given)).backward()
+        found = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        return found
+
+    return step, (model,), (given,)
+
+
+def unrolled(call):
+    """Calls that go on from what the one before returned; the caller holds what the last returned."""
+
+    class Cell(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.of_input, self.of_state = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x, state):
+            states = []
+            for part in x.unbind(1):
+                state = torch.tanh(self.of_input(part) + self.of_state(state))
+                states.append(state)
+            return torch.stack(states, 1), state
+
+    model, given, first = Cell(), torch.randn(ROWS, 9, WIDTH), torch.zeros(ROWS, WIDTH)
+    compiled = call(model)
+
+    def step():
+        state, loss = first, 0
+        for part in given.chunk(3, 1):
+            out, state = compiled(part, state)
+            loss = loss + out.square().mean()
+        loss.backward()
+        found = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        return found
+
+    return step, (model,), (given, first)
+
+
 def measured(program, budget, steps=3):
     """Peak of the last step, everything counted, what the steps returned, and what the report predicts."""
     torch._dynamo.reset()
@@ -157,7 +231,10 @@ def measured(program, budget, steps=3):
     return peak, results, max(cost["predicted_peak_bytes"] for cost in said), held
 
 
-@pytest.mark.parametrize("program", [adversarial, taught, lost, distilled, contrasted, handed_back, whole])
+@pytest.mark.parametrize(
+    "program",
+    [adversarial, taught, lost, distilled, contrasted, handed_back, whole, headed, summed, compared, unrolled],
+)
 def test_what_is_held_beside_the_graphs_is_counted(program):
     peak, results, predicted, held = measured(program, 10**10)
     assert abs(predicted - peak) <= 0.005 * peak

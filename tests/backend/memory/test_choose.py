@@ -25,8 +25,13 @@ class Plans:
         counted = max(FLOOR, min(TOP, peak // 5_000 * 5_000))
         return None, SimpleNamespace(peak=counted, recomputed_s=(TOP - counted) / 1e6)
 
+    def frontier(self) -> list[tuple[int, float]]:
+        return [(TOP, 0.0), (500_000, 0.5), (FLOOR, 0.8)]
 
-def _chooser(room: int, relation: Callable[[int], int], generated: bool = True, lean: int = 0) -> Any:
+
+def _chooser(
+    room: int, relation: Callable[[int], int], generated: bool = True, lean: int = 0, settings: tuple[bool, ...] = ()
+) -> Any:
     asked: list[tuple[int, bool]] = []
 
     def carry_out(timeline: Any, leaner: bool) -> Any:
@@ -34,7 +39,9 @@ def _chooser(room: int, relation: Callable[[int], int], generated: bool = True, 
         replayed = relation(timeline.peak) - (lean if leaner else 0)
         return SimpleNamespace(timeline=timeline, peak=replayed, replay=SimpleNamespace(peak_bytes=replayed))
 
-    chooser = Chooser(Plans(), carry_out, room, HELD, generated=generated, lean=lean > 0)  # type: ignore[arg-type]
+    settings = settings or ((False, True) if lean else (False,))
+    plans: Any = Plans()
+    chooser = Chooser(plans, carry_out, room, HELD, generated=generated, settings=settings)
     return chooser, asked
 
 
@@ -122,7 +129,40 @@ def test_where_the_search_is_wrong_the_floor_is_looked_for_elsewhere() -> None:
     assert len(asked) == 2  # where it is right, no more than before
 
 
-def test_leaner_settings_are_for_the_floor_alone() -> None:
+def test_leaner_settings_are_for_what_fits_with_nothing_else() -> None:
     chooser, asked = _chooser(500_000, generated, lean=10)
     chooser.best()
     assert not any(leaner for _, leaner in asked)
+
+
+@pytest.mark.parametrize("settings", [(False, True), (True,)])
+def test_a_budget_that_leaner_settings_alone_reach_is_used(settings: tuple[bool, ...]) -> None:
+    room = generated(FLOOR) - 5_000  # a little less than any plan without them takes
+    chooser, asked = _chooser(room, generated, lean=60_000, settings=settings)
+    found = chooser.best()
+    assert found is not None and 0.95 * room <= found.peak <= room
+    assert any(not leaner for _, leaner in asked) is (False in settings)
+    assert sum(leaner for _, leaner in asked) <= MOST
+
+
+def coarse(counted: int) -> int:
+    """Plans lie a quarter apart."""
+    return next(peak for peak in (300_000, 400_000, 540_000, 720_000, TOP) if generated(counted) <= peak)
+
+
+def test_a_budget_between_two_plans_is_said_to_be() -> None:
+    chooser, _ = _chooser(500_000, coarse)
+    found = chooser.best()
+    assert found is not None and found.peak == 400_000
+    assert chooser.unused(found) == 540_000
+    chooser, _ = _chooser(545_000, coarse)
+    assert chooser.unused(chooser.best()) is None
+
+
+def test_between_two_plans_of_graphs_that_run_as_they_stand() -> None:
+    chooser, _ = _chooser(402_000, lambda c: c, generated=False)
+    found = chooser.best()
+    assert chooser.unused(found) is None  # it uses the budget
+    chooser, _ = _chooser(700_000, lambda c: c, generated=False)
+    chooser.search.at_most = lambda peak: Plans().at_most(min(peak, 500_000))
+    assert chooser.unused(chooser.best()) == TOP

@@ -5,12 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import sympy
 import torch
 from torch import nn
 from torch._inductor import config as inductor
+from torch._inductor import sizevars
+from torch._inductor.codegen import cpp
 from torch._inductor.graph import GraphLowering
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
+from optpass.backend.compat.memory import indices_kept
 from optpass.backend.memory import partition
+from optpass.errors import BudgetInfeasibleError
 
 
 @pytest.mark.parametrize("binds", [False, True])
@@ -45,3 +51,35 @@ def test_inductor_goes_on_from_the_replay(monkeypatch: pytest.MonkeyPatch, binds
     torch.testing.assert_close(gradients, [p.grad for p in net.parameters()])
     assert len(replays) >= 1
     assert len(generated) == 2 * len(replays)
+
+
+def test_an_index_is_looked_into_once_for_all_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = sizevars.stride_at_vec_range
+    found: list[tuple[int, int]] = []
+    replay = partition.replay_step
+
+    def replayed(*args: Any, **kwargs: Any) -> Any:
+        before = cpp.stride_at_vec_range.cache_info().misses
+        result = replay(*args, **kwargs)
+        after = cpp.stride_at_vec_range.cache_info()
+        found.append((after.misses - before, after.currsize))
+        return result
+
+    monkeypatch.setattr(partition, "replay_step", replayed)
+    net = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(32, 32), nn.GELU(), nn.LayerNorm(32))))
+    x = torch.randn(256, 32)
+    options = {"memory_budget": 1, "optimizer": "none"}
+    torch.compiler.reset()
+    with pytest.raises(BudgetInfeasibleError), inductor.patch(force_disable_caches=True):
+        torch.compile(lambda x: net(x).square().mean(), backend="optpass", options=options)(x)
+    assert len(found) >= 2 and found[0][0] > 0
+    assert sum(misses for misses, _ in found) == found[-1][1] < 2 * found[0][0]
+    assert cpp.stride_at_vec_range is sizevars.stride_at_vec_range is small
+
+
+def test_answers_of_the_larger_cache_are_those_of_the_smaller() -> None:
+    x, y = sympy.symbols("x y", integer=True, nonnegative=True)
+    indices = [x + 3 * y, 8 * (x // 8) + y, FloorDiv(x, 16) + y, ModularIndexing(x, 1, 32) + 5 * y, y]
+    plain = [sizevars.stride_at_vec_range(index, x, 16) for index in indices]
+    with indices_kept():
+        assert [sizevars.stride_at_vec_range(index, x, 16) for index in indices] == plain

@@ -1,0 +1,104 @@
+"""What is seen beside one run of a compiled graph when its backward is about to begin: its loss, gradients, inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from optpass.backend.compat import memory_autograd as autograd
+from optpass.backend.compat.memory_backward import Held
+from optpass.backend.memory.eager_held import held_in
+from optpass.backend.memory.eager_part import EagerLoss, loss_of
+from optpass.backend.memory.eager_watch import Watch
+from optpass.backend.memory.leaves import Leaf, Stores, parameters_of, target_among
+from optpass.backend.memory.partition import ENGINE_BYTES
+from optpass.backend.memory.run import Run
+
+
+def loss_behind(
+    run: Run, running: autograd.RunningBackward, saved: Sequence[torch.Tensor], live: Sequence[Run], watch: Watch,
+    known: Mapping[int, Held],
+) -> tuple[EagerLoss, int]:  # fmt: skip
+    """The loss of a run, and the bytes of what it has made that is there and counts as what it is: gradients.
+
+    Args:
+        saved: what operators hold that are still to run.
+        live: the runs that wait for their backward, this one too.
+        watch: of the backward that is running.
+        known: what nodes held before it.
+    """
+    node, leaf = run.node(), run.leaf
+    if leaf.outputs and sum(run.outputs.alive().values()) and not leaf.keeps_outputs:
+        leaf.keeps_outputs = leaf.news = True
+    if not leaf.seen:
+        leaf.seen = leaf.news = True
+    held = autograd.tensors_of_callers()
+    made = [t for t in held if t.grad_fn is not None]
+    results = Stores(made)
+    for other in live:  # these are counted as what they are
+        for counted in (other.inputs, other.outputs, other.eager):
+            results.drop(counted)
+    # Some losses reduce in place: their result is a number in a storage as large as what it is made of.
+    kept = sum(size for size in results.alive().values() if size > ENGINE_BYTES)
+    if node is None or all(n is not node for n in autograd.walk(running.roots, autograd.is_compiled)):
+        return EagerLoss(kept_bytes=kept), 0
+    targets = [t for t in held if not t.requires_grad]
+    found = loss_of(
+        running.roots,
+        autograd.is_compiled,
+        lambda *one: target_among(targets, leaf.inputs, *one),
+        known,
+        [t.grad_fn for t in made],
+        node,
+    )
+    leaf.inputs.keep((one.key, one.storage) for nodes in known.values() for one in nodes.outside)
+    leaf.know(found.leaves)
+    found = replace(found, kept_bytes=kept)
+    seen = watch.peak(*found.between)
+    if seen is None:
+        return found, 0
+    there = Stores([*held, *saved])
+    there.update(leaf.inputs)
+    gradients = watch.among(Stores([p.grad for p in found.leaves if p.grad is not None]))
+    return replace(found, backward_bytes=max(0, seen - watch.among(there))), gradients
+
+
+def beside(
+    run: Run, running: autograd.RunningBackward | None, saved: Sequence[torch.Tensor], live: Sequence[Run],
+    lent: Stores, step: Sequence[Leaf],
+) -> tuple[int, int, int]:  # fmt: skip
+    """Bytes of gradients, and of what else is there beside a run; and of outputs of others that have gone.
+
+    Args:
+        saved, live: as for `loss_behind`.
+        lent: what graphs have read and returned that ran without gradients.
+        step: graphs of the step.
+    """
+    leaf = run.leaf
+    if running is not None and running.outer:  # which nodes of theirs are still to run is seen by what they hold
+        saved = [*saved, *held_in(running.outer)]
+    others = [r for r in live if r is not run]
+    there = Stores(saved)
+    there.update(lent)
+    for r in (run, *others):
+        there.update(r.inputs)
+        there.update(r.eager)
+    for known_leaf in step:  # what the caller gave to other graphs, and still holds
+        there.update(known_leaf.inputs)
+    parameters = parameters_of(step)
+    known = Stores(parameters).alive()
+    gradients = Stores([p.grad for p in parameters if p.grad is not None]).alive()
+    for r in (run, *others):
+        given = r.inputs.alive()  # what is handed back as it came is no result
+        known.update({key_: size for key_, size in r.outputs.alive().items() if key_ not in given})
+        known.update(r.leaf.buffers.alive())
+    bytes_of_gradients = sum(size for key_, size in gradients.items() if key_ not in known)
+    other = sum(size for key_, size in there.alive().items() if key_ not in known and key_ not in gradients)
+    if not others:
+        own = {**run.inputs.alive(), **run.eager.alive()}
+        own_bytes = sum(size for key_, size in own.items() if key_ not in known and key_ not in gradients)
+        leaf.beside = max(leaf.beside, other - own_bytes)
+    gone = sum(max(0, r.leaf.outputs - sum(r.outputs.alive().values())) for r in others)
+    return bytes_of_gradients, other, gone

@@ -1,0 +1,127 @@
+"""What a loss outside of the graph needs at sizes at which it was not seen, and plans that are made with that."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import optpass
+from optpass.backend.compat.memory_backward import held_by_nodes, watch_backwards
+from optpass.backend.memory.eager_part import loss_of
+from optpass.backend.memory.eager_timeline import Resize
+from optpass.backend.memory.measure import measure_peak, storage_bytes
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "extent", "expected"),
+    [
+        ((8, 64), (16, 64), ((8, 64), 4), 2),
+        ((4, 24), (4, 48), ((96, 100), 4), 2),  # a product that is also of parameters
+        ((8, 64), (16, 64), ((8, 8), 4), 4),  # pairs of samples
+        ((4, 32), (4, 64), ((128, 100), 4), 2),  # batch and sequence in one dimension
+        ((4, 32), (6, 64), ((128, 100), 4), 3),
+        ((4, 32), (4, 64), ((4, 31, 100), 4), 63 / 31),  # all tokens but one
+        ((4, 32), (4, 64), ((124,), 8), 4 * 63 / 124),
+        ((4, 32), (4, 64), ((100, 48), 4), 1),  # of parameters
+        ((64, 64), (128, 64), ((64, 64), 4), 2),  # one of two sizes that look alike
+        ((64, 48), (128, 48), ((37, 48), 4), 2),  # unknown: as much as anything
+        ((8, 64), (4, 64), ((8, 64), 4), 0.5),
+    ],
+)
+def test_a_tensor_changes_with_the_sizes_of_a_call(before, now, extent, expected):
+    sizes = Resize((before,), (now,), [(100, 48), (96, 48)])
+    shape, itemsize = extent
+    assert sizes.bytes(extent) == pytest.approx(torch.Size(shape).numel() * itemsize * expected, abs=itemsize)
+
+
+LOSSES = {
+    "classes": lambda o, t: F.cross_entropy(o, t),
+    "squares": lambda o, t: (o - 1).square().mean(),
+    "targets": lambda o, t: F.mse_loss(o, torch.ones_like(o)),
+    "distances": lambda o, t: ((o @ o.mT).exp() + 1).log().mean(),
+    "normalized": lambda o, t: F.cross_entropy(F.normalize(o) @ F.normalize(o).mT, torch.arange(len(o))),
+    "parts": lambda o, t: sum(F.cross_entropy(a, b) for a, b in zip(o.chunk(2), t.chunk(2), strict=True)),
+}
+
+
+def seen(loss, rows):
+    """What is seen of the loss of so many rows of 40 outputs."""
+    outputs = torch.randn(rows, 40, requires_grad=True) * 1
+    target, found, known = torch.zeros(rows, dtype=torch.long), [], {}
+
+    def ours(node):
+        return node is outputs.grad_fn
+
+    value = loss(outputs, target)
+    outputs.grad_fn.register_prehook(lambda *_: found.append(loss_of([value.grad_fn], ours, known=known)))
+    end = watch_backwards(lambda roots: known.update(held_by_nodes(roots, ours)))
+    try:
+        value.backward()
+    finally:
+        end()
+    return found[0]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("rows", [32, 400])
+def test_a_loss_is_known_at_sizes_at_which_it_was_not_seen(name, rows):
+    small, other = seen(LOSSES[name], 128), seen(LOSSES[name], rows)
+    scaled = small.at(Resize(((128, 40),), ((rows, 40),), [(40, 40)]))
+    for mine, there in (
+        (scaled.forward_bytes, other.forward_bytes),
+        (scaled.backward_bytes, other.backward_bytes),
+        (scaled.held_bytes, other.held_bytes),
+    ):
+        assert mine == pytest.approx(there, rel=0.01, abs=64)
+
+
+class Tokens(nn.Module):
+    """Embedding, blocks, scores."""
+
+    def __init__(self, classes=100, width=48):
+        super().__init__()
+        self.embedding = nn.Embedding(classes, width)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, 96), nn.GELU(), nn.Linear(96, width)) for _ in "abc")
+        self.scores = nn.Linear(width, classes)
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.scores(x)
+
+
+@pytest.mark.parametrize("dynamic", [True, False, None])
+def test_the_first_call_of_a_larger_size_holds(dynamic):
+    """The loss needs seven times what the outputs do, which is more than what is assumed of any."""
+    model = Tokens()
+
+    def loss(scores, ids):
+        return F.cross_entropy(scores.flatten(0, 1), ids.flatten()) + (scores.sigmoid() * scores.exp()).square().mean()
+
+    def trained(budget):
+        torch._dynamo.reset()
+        optpass.reset_report()
+        options = {"inner": "aot_eager", "optimizer": "none", "memory_budget": budget}
+        call, peaks = torch.compile(model, backend="optpass", options=options, dynamic=dynamic), []
+        for length in (24, 24, 40, 64):
+            ids = torch.randint(0, 100, (4, length))
+            model.zero_grad()
+
+            def step(ids=ids):
+                loss(call(ids), ids).backward()
+
+            peaks.append(storage_bytes([*model.parameters(), ids]) + measure_peak(step).bytes_above_start)
+        return peaks
+
+    free = trained(10**9)
+    held = storage_bytes(model.parameters())
+    budget = held + int(0.9 * (free[-1] - held))
+    peaks = trained(budget)
+    assert peaks[-1] > 0.95 * budget
+    assert max(peaks) <= budget
+    report = optpass.report()
+    predicted = [s.cost["predicted_peak_bytes"] for s in report.sites() if s.kind == "memory budget"]
+    assert max(predicted) == pytest.approx(peaks[-1], rel=0.005)
