@@ -13,6 +13,8 @@ Extent = tuple[tuple[int, ...], int]
 Shapes = tuple[tuple[int, ...], ...]
 #: A size that is so far from one that changes is taken to change with it: a sequence without its last token.
 SHIFT = 1
+#: The forward is taken to need this part more: small results live to the end of the expression that they are part of.
+LONGER = 0.01
 #: Of so many factors a size may be a product: batch, sequence, and one more.
 FACTORS = 3
 
@@ -150,7 +152,7 @@ class Timeline:
             if i in self.part:
                 peak = max(peak, live + _sum(step.inside, sizes))
             live -= sum(self._made(k, sizes) for k in done.get(i, ()))
-        return peak
+        return int((1 + LONGER) * peak)
 
     def backward(self, sizes: Resize = AS_SEEN) -> int:
         """Most bytes that are held at one time in the backward: gradients wait until their step runs; what is saved is

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.nn.attention.flex_attention import BlockMask
 
 from optpass.passes.attention.emit import Writer, tensor_of
 from optpass.passes.attention.site import Softcap
@@ -127,7 +128,15 @@ def operator() -> Any:
 
 def _block_mask(ones: Any, zeros: Any, mask_mod: Any) -> tuple[Any, ...]:
     """Lengths and indices of one block that holds everything, in the order of `BlockMask.as_tuple`."""
-    return (1, 1, ones, zeros, None, None, ones, zeros, None, None, None, None, None, None, _WHOLE, _WHOLE, mask_mod)
+    orders = (None,) * _orders()
+    return (1, 1, ones, zeros, None, None, ones, zeros, None, None, *orders, _WHOLE, _WHOLE, mask_mod)
+
+
+@functools.cache
+def _orders() -> int:
+    """How many orders of writing a block mask has between indices and sizes: none before torch 2.13."""
+    ones, zeros = torch.ones(1, 1, 1, dtype=torch.int32), torch.zeros(1, 1, 1, 1, dtype=torch.int32)
+    return len(BlockMask.from_kv_blocks(ones, zeros).as_tuple()) - 13
 
 
 @functools.cache

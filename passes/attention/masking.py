@@ -113,7 +113,7 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
     finite = all(t.facts.finite and abs(t.bias.coefficient) <= 1 and not t.bias.factors for t in terms)
     finite = finite and all(math.isfinite(f.fill) for f, _ in fills)
     several = sum(t.huge for t in terms) + any(math.isfinite(f.fill) for f, _ in fills) > 1
-    lowest = any(f.fill == -math.inf for f, _ in fills)
+    lowest = any(f.fill == -math.inf or f.late for f, _ in fills)  # what is added later may make it that
     lowest = lowest and not (together.row_never_empty and all(t.facts.finite for t in terms))
     kind: MaskKind = "bool" if empty in ("never", "zero") and not terms else "float"
     return MaskPlan(
@@ -159,15 +159,15 @@ def _zeroed(site: Site, fills: list[tuple[Fill, MaskFacts]], large: list[Term]) 
     """Rows without a key are zeros in the user's program too, if one mask alone says which they are.
 
     Where something as low as the fill may be added to the other keys, these share the weights with those that are set
-    to zero, and the rest does not add up to 1.
+    to zero, and the rest does not add up to 1; or, beside minus infinity, is NaN.
     """
     alone = len(fills) == 1 and not any(t.hides for t in large) and not (large and site.scores.floor)
     if not alone or site.sink is not None:
         raise Blocked("weights are set to zero after the softmax, and more than one mask is at work", site.output)
     ((fill, _),) = fills
     for term in large:
-        below = fill.fill < ABSORBS and of_product(term.bias.operand.value)
-        if not (math.isinf(fill.fill) or below or term.size < -fill.fill / 2):
+        number = fill.fill < ABSORBS and of_product(term.bias.operand.value)
+        if not (number or term.size < min(-fill.fill / 2, math.inf)):
             raise Blocked("weights are set to zero after the softmax, and what is added may be a mask", site.output)
     return "zero"
 
@@ -193,7 +193,7 @@ def _empty_rows(
     if len(numbers) > 1 or shows:
         raise Blocked(f"rows without a single key would come out differently{_ALLOWED}", site.output)
     if terms and training and not all(t.small(limit) for t in terms):
-        if site.scores.floor or any(f.late for f, _ in fills):
+        if site.scores.floor:
             raise other_gradients
         return "added"
     if terms and not training:

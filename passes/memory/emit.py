@@ -14,6 +14,7 @@ from torch import fx
 from optpass.errors import PassError
 from optpass.passes.memory import storage as storages_of
 from optpass.passes.memory.problem import Problem
+from optpass.passes.memory.purity import draws
 from optpass.passes.memory.schedule import Timeline
 
 #: Marks nodes of the backward that compute a forward tensor again.
@@ -96,6 +97,8 @@ class _Writer:
         new = self.graph.node_copy(node, self._use)
         if again:
             new.meta[RECOMPUTED] = True
+        elif draws(node):  # what the forward draws stays there, and is told by its place
+            new.meta["partitioner_tag"] = "must_be_in_backward"
         self._given.discard(node.name)
         self.now[node.name] = new
         for user in node.users:  # at once: a tuple holds all its tensors for as long as it lives

@@ -99,12 +99,12 @@ def test_masks_of_eagers_random_stream_are_drawn_once_and_counted(steps: Any) ->
 class Patches(nn.Module):
     """A convolution whose input and weight Inductor lays out anew, and holds in both forms."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 64, blocks: int = 1) -> None:
         super().__init__()
-        self.patch, self.block = nn.Conv2d(3, 64, 16, 16), Block(64)
+        self.patch, self.blocks = nn.Conv2d(3, width, 16, 16), nn.Sequential(*(Block(width) for _ in range(blocks)))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.block(self.patch(images).flatten(2).transpose(1, 2)).square().mean()  # type: ignore[no-any-return]
+        return self.blocks(self.patch(images).flatten(2).transpose(1, 2)).square().mean()  # type: ignore[no-any-return]
 
 
 def test_convolutions_keep_their_layout_where_memory_is_short(steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +120,19 @@ def test_convolutions_keep_their_layout_where_memory_is_short(steps: Any, monkey
     assert ran.peak <= lean and ran.error <= 0.001
     monkeypatch.setattr("optpass.backend.compat.lays_out_convolutions", lambda: False)
     assert lean < floor()
+
+
+def test_above_the_floor_too_convolutions_keep_their_layout(steps: Any) -> None:
+    model, images = Patches(48, 2), torch.randn(8, 3, 96, 96)
+    with pytest.raises(BudgetInfeasibleError) as caught:
+        steps.run(model, [images], 1, inner="inductor")
+    floor = caught.value.floor_bytes
+    least, above = (steps.run(model, [images], int(part * floor), inner="inductor") for part in (1, 1.2))
+    slowdowns = [max(record["predicted_slowdown"] for record in ran.records) for ran in (least, above)]
+    assert slowdowns[0] > 1
+    assert slowdowns[1] == 1  # laid out anew, no plan but the smallest ones fits
+    assert above.peak <= 1.2 * floor and above.error <= 0.001
+    torch.testing.assert_close(above.gradients, least.gradients)
 
 
 def _lowered(program: Any, *sizes: tuple[int, ...], improve: Any) -> str:

@@ -165,6 +165,16 @@ def softmax(s: Source) -> None:
         else:
             s.line(f"p = F.pad(s, (0, 1), value={number}).softmax(-1)[..., :-1].to(v.dtype)")
         return
+    if s.often(4):
+        s.tag("sink behind")
+        sink = s.param("sink", "randn", ("H",), grad(s))
+        over = s.choose(("-1", "-1", "-1", "1", "-2"))
+        dims = {"-1": "H, 1, 1", "1": "1, 1, 1", "-2": "H, 1, 1"}[over]
+        sink = f"{sink}.reshape({dims})" if over != "1" else f"{sink}[:1].reshape({dims})"
+        lse = f"s.logsumexp({over}, keepdim=True)" + (".mean(-1, keepdim=True)" if over != "-1" else "")
+        s.line(s.choose((f"g = ({lse} - {sink}).sigmoid()",) * 4 + (f"g = ({sink} - {lse}).sigmoid()",)))
+        s.line("p = (s.softmax(-1) * g).to(v.dtype)")
+        return
     s.line("p = " + s.choose((
         "s.softmax(-1)", "F.softmax(s, dim=-1)", "torch.softmax(s, -1)",
         "F.softmax(s, dim=-1, dtype=torch.float32).to(q.dtype)",

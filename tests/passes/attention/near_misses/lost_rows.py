@@ -103,6 +103,12 @@ def _per_fill(name, fill):
         b = b.masked_fill(~m[:1, 0], -math.inf)
         return attend(q, k, v, lambda s: (s + b).masked_fill(causal(q).bool(), fill))
 
+    @suite.equal(with_bias, name=f"bias with holes after padding {name}", modes=ONLY)
+    def program(q, k, v, b, m):  # noqa: F811
+        """What is added after the fill makes minus infinity of it, for whole rows."""
+        b = b.masked_fill(~m[:1, 0].roll(1, -1), -math.inf)
+        return attend(q, k, v, lambda s: s.masked_fill(~m, fill) + b)
+
     @suite.equal(with_bias, name=f"bias beside {name}, zeroed")
     def program(q, k, v, b, m):  # noqa: F811
         """Weights are set to zero where scores were masked: rows without a key are zeros."""
@@ -121,6 +127,20 @@ for _name, _fill in FILLS.items():
 def zeroed_beside_a_mask_as_low(q, k, v, b, m):
     """Where both masks have the same number, the keys that are set to zero had a share of the weights."""
     return attend_zeroed(q, k, v, lambda s: (s + b.to(q.dtype) * -LOW).masked_fill(~m, LOW), m)
+
+
+@suite.decline(lambda r: [*r.qkv(), r.ints(0, 2, 2, 1, 6, 1).expand(2, 1, 6, 6), r.bools(2, 1, 6, 6)])
+def zeroed_beside_a_mask_of_infinities(q, k, v, b, m):
+    """Minus infinity for all keys of a row is NaN, but where both masks have it."""
+    hidden = torch.zeros_like(b, dtype=q.dtype).masked_fill(b == 0, -math.inf)
+    return attend_zeroed(q, k, v, lambda s: (s + hidden).masked_fill(~m, -math.inf), m)
+
+
+@suite.equal(left_padded(), modes=ONLY)
+def causal_replaced_padding_added(q, k, v, m):
+    """GPT-2 as it was: the lowest number in place of later keys, and added for padding."""
+    scores = (q @ k.mT * 8**-0.5).where(causal(q) == 0, LOW)
+    return (scores + (1.0 - m[:, None, None].to(q.dtype)) * LOW).softmax(-1) @ v
 
 
 @suite.equal(lambda r: [*r.qkv(2, 4, 6, 8), r.randn(2, 4, 6, 8), r.bools(2, 1, 1, 6)])
