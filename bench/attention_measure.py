@@ -178,8 +178,8 @@ def fused_calls(gm: fx.GraphModule) -> int:
 
 def _sums_alone(node: fx.Node) -> bool:
     """FlexAttention of which the result itself is not used: the other half of a site with dropout."""
-    parts = [user for user in node.users if user.target is getitem]
-    return bool(parts) and len(parts) == len(node.users) and all(part.args[1] != 0 for part in parts)
+    parts = [user.args[1] if user.target is getitem else 0 for user in node.users]
+    return bool(parts) and all(isinstance(part, int) and part != 0 for part in parts)
 
 
 def _compiled(model: nn.Module, inner: Inner, **options: Any) -> Callable[..., Any]:

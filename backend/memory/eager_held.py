@@ -57,6 +57,21 @@ def pending(roots: Iterable[Any], now: Any) -> tuple[int, list[torch.Tensor]]:
     return sum(size for (node, _), size in waiting.items() if node not in settled), saved
 
 
+def due(roots: Iterable[Any], now: Any, after: float) -> int:
+    """Bytes of gradients that wait for the node `now` and for those still to run, from nodes whose places are `after`
+    or behind it."""
+    place = autograd.order(now)
+    nodes = [node for node in autograd.walk(roots, lambda node: False) if autograd.leaf_of(node) is None]
+    awaited = {n for node in nodes if node is now or autograd.order(node) < place for n, _ in node.next_functions}
+    slots = set()
+    for node in nodes:
+        for following, index in node.next_functions if autograd.order(node) >= after else ():
+            leaf = following is not None and autograd.leaf_of(following) is not None
+            if following is not None and (following in awaited if leaf else autograd.order(following) <= place):
+                slots.add((following, index))
+    return sum(_size_at(following, index) for following, index in slots)
+
+
 def held_in(roots: Iterable[Any]) -> list[torch.Tensor]:
     """What the nodes of a backward have saved that has come to some node of it, as far as it is not released."""
     saved: list[torch.Tensor] = []

@@ -45,6 +45,11 @@ class Beside:
         """What is beside a graph from the loss on."""
         return self.gradients + self.other + (self.since_loss or 0)
 
+    @property
+    def behind(self) -> int:
+        """What the loss needs in its backward."""
+        return self.in_loss_backward - self.most
+
     def widen(self, gradients: int, other: int, since_loss: int, in_loss: int, in_loss_backward: int) -> bool:
         """Take in what was seen; whether it is more."""
         before = self.most, self.gradients, self.in_loss, self.in_loss_backward
@@ -160,10 +165,16 @@ class Leaf:
             loss,
             forward_bytes=max(0, *(s.in_loss - s.most for s in seen)),
             held_bytes=max(self.loss.held_bytes, loss.held_bytes),
-            backward_bytes=max(self.retained, *(s.in_loss_backward - s.most for s in seen)),
+            backward_bytes=max(self.retained, self._fullest().behind),
             reads_outputs=self.loss.reads_outputs or loss.reads_outputs,
         )
         self.since_loss = max(s.since_loss or 0 for s in seen)
+
+    def _fullest(self) -> Beside:
+        """The situation in which most is there while its loss runs backward."""
+        return max(
+            self.situations.items(), key=lambda item: item[1].in_loss_backward + sum(n * o.held for o, n in item[0])
+        )[1]
 
     def tail(self, sizes: Resize = AS_SEEN, since_loss: int | None = None) -> Tail | None:
         """What happens between its forward and its backward: as it was seen, or else as its plan has it."""

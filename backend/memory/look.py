@@ -9,7 +9,7 @@ import torch
 
 from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.compat.memory_backward import Held
-from optpass.backend.memory.eager_held import held_in
+from optpass.backend.memory.eager_held import due, held_in
 from optpass.backend.memory.eager_part import EagerLoss, loss_of
 from optpass.backend.memory.eager_watch import Watch
 from optpass.backend.memory.leaves import Leaf, Stores, parameters_of, target_among
@@ -55,14 +55,16 @@ def loss_behind(
     )
     leaf.inputs.keep((one.key, one.storage) for nodes in known.values() for one in nodes.outside)
     leaf.know(found.leaves)
-    found = replace(found, kept_bytes=kept)
+    # What later graphs have made for this one waits while its own loss runs backward.
+    waits = due(running.roots, node, found.between[1])
     seen = watch.peak(*found.between)
     if seen is None:
-        return found, 0
+        return replace(found, kept_bytes=kept, backward_bytes=found.backward_bytes + waits), 0
     there = Stores([*held, *saved])
     there.update(leaf.inputs)
     gradients = watch.among(Stores([p.grad for p in found.leaves if p.grad is not None]))
-    return replace(found, backward_bytes=max(0, seen - watch.among(there))), gradients
+    backward = max(0, seen - watch.among(there)) + waits
+    return replace(found, kept_bytes=kept, backward_bytes=backward), gradients
 
 
 def beside(

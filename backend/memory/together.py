@@ -125,7 +125,9 @@ def _seen(leaves: Sequence[Leaf]) -> _Step:
                 if other.latest() in index:
                     counts[index[other.latest()]] += n
             around = tuple(sorted(counts.items()))
-            bounds.append(Bound(index[leaf], around, always.total + beside.most, limit, beside.since_loss or 0))
+            more = max(0, beside.behind - leaf.loss.backward_bytes)  # than in the situation that its plan is made for
+            fixed = always.total + beside.most + more
+            bounds.append(Bound(index[leaf], around, fixed, limit, beside.since_loss or 0))
     present = [_present(leaf) for leaf in leaves]
     inputs = max((b.other for leaf in leaves for b in leaf.situations.values()), default=0)
     at_optimizer = always.total + inputs + trained + optimizer.step

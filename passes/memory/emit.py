@@ -97,7 +97,7 @@ class _Writer:
         new = self.graph.node_copy(node, self._use)
         if again:
             new.meta[RECOMPUTED] = True
-        elif draws(node):  # what the forward draws stays there, and is told by its place
+        if draws(node):  # never twice: only the backward needs it, as Inductor's seeds of what a backward draws itself
             new.meta["partitioner_tag"] = "must_be_in_backward"
         self._given.discard(node.name)
         self.now[node.name] = new

@@ -277,3 +277,11 @@ def test_through_inductor(
     reference, ours, eager = both(forms[name], dtype, training, through, harness, exact, seeded)
     assert len(optpass.report().sites("attention")) == 1
     assert_as_exact(reference, ours, eager)
+
+
+def test_the_report_knows_the_cost_of_what_is_beside_the_kernel(forms: Any) -> None:
+    """The operator that passes the gradient of lost rows writes zeros; the roofline is not to count it as unknown."""
+    program, inputs = forms["learned_bias_then_causal_filled"].build(torch.float32, True)
+    options = {"inner": "aot_eager", "strict": True, "attention": "always"}
+    torch.compile(program, backend="optpass", options=options)(*inputs).sum().backward()
+    assert not optpass.report().unknown_ops

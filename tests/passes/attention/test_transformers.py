@@ -16,8 +16,6 @@ from optpass.bench.tiny_models import Tiny, build
 
 #: Sites of the tiny models: two layers each; an encoder's, and a decoder's of two kinds; two in each of four stages.
 SITES = {"bert": 2, "gpt2": 2, "llama": 2, "t5": 6, "gemma2": 2, "gpt_oss": 2, "swin": 8, "bloom": 2}
-#: Softcapped scores are FlexAttention's, which has no backward on CPU.
-NO_BACKWARD = frozenset({"gemma2"})
 PADDED = [name for name in SITES if name != "swin"]
 
 
@@ -26,14 +24,10 @@ def tiny(name: str, dropout: float) -> Tiny:
     return build(name, dropout=dropout)
 
 
-def holds(case: Case, name: str, *, train: bool = False) -> None:
+def holds(case: Case, name: str) -> None:
     assert case.sites == SITES[name] and case.graphs == 1
     assert not case.wrong
-    if train and name in NO_BACKWARD:
-        assert case.fused == 0 and len(case.declined) == case.sites
-        assert all("FlexAttention has no backward" in reason for reason in case.declined)
-    else:
-        assert case.fused == case.sites, case.declined
+    assert case.fused == case.sites, case.declined
 
 
 @pytest.mark.parametrize("name", SITES)
@@ -51,9 +45,9 @@ def test_inference_with_padding(name: str) -> None:
 @pytest.mark.parametrize("name", SITES)
 def test_training_with_dropout(name: str) -> None:
     active = tiny(name, DROPOUT)
-    holds(coverage(active.model.train(), active.inputs)[0], name, train=True)
+    holds(coverage(active.model.train(), active.inputs)[0], name)
 
 
 @pytest.mark.parametrize("name", SITES)
 def test_training_with_padding_and_the_gradients_without_dropout(name: str) -> None:
-    holds(training(name, tiny(name, 0.0), padded=name in PADDED, seed=0), name, train=True)
+    holds(training(name, tiny(name, 0.0), padded=name in PADDED, seed=0), name)
