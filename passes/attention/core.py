@@ -16,6 +16,7 @@ from optpass.passes.attention.operands import (
     FLOATS,
     PRODUCTS,
     Constant,
+    Now,
     exact_cast,
     peel,
     product_operands,
@@ -40,14 +41,14 @@ class Found:
     blocked: Blocked | None = None
 
 
-def find(program: Program, constant: Constant) -> Iterator[Found]:
+def find(program: Program, constant: Constant, now: Now) -> Iterator[Found]:
     """Every attention of `program` in order, and everything that resembles one with the reason why it is not."""
     for value in program.values:
         if value.name not in PRODUCTS:
             continue
         if value.name in ("baddbmm", "addmm") and arg(value, "beta") != 0:
             continue
-        for found in (_Weights(program, value, side, constant).find() for side in (0, 1)):
+        for found in (_Weights(program, value, side, constant, now).find() for side in (0, 1)):
             if found is not None:
                 yield found
                 break
@@ -71,8 +72,8 @@ class _Walk:
 class _Weights:
     """One operand of one product, taken for the attention weights."""
 
-    def __init__(self, program: Program, product: Value, side: int, constant: Constant) -> None:
-        self.program, self.product, self.constant = program, product, constant
+    def __init__(self, program: Program, product: Value, side: int, constant: Constant, now: Now) -> None:
+        self.program, self.product, self.constant, self.now = program, product, constant, now
         self.out_dims = fresh(product.shape)
         operands = product_operands(product)
         (self.inner,) = fresh(operands[0].shape[-1:])
@@ -201,7 +202,7 @@ class _Weights:
         sink, read, walk = None, logits, self.walk
         if walk.sliced is not None:
             logits, dims, sink = self._sink(logits, dims)
-        reader = Reader(self.inner, lambda: flat(dims), self.constant)
+        reader = Reader(self.inner, lambda: flat(dims), self.constant, self.now)
         scores = reader.read(logits, dims)
         if sink is not None and scores.shifted:
             raise Blocked("scores are shifted against the column that is appended to them", logits)

@@ -16,6 +16,7 @@ from optpass.passes.attention.site import Number, Operand
 
 PRODUCTS = frozenset({"bmm", "mm", "baddbmm", "addmm"})
 Constant = Callable[[Value], bool | int | float | None]
+Now = Callable[[Value], tuple[bool | int | float | None, tuple[Value, ...]]]
 FLOATS = {torch.float16: 0, torch.bfloat16: 0, torch.float32: 1, torch.float64: 2}
 
 

@@ -17,6 +17,7 @@ from optpass.passes.attention.operands import (
     FLOATS,
     PRODUCTS,
     Constant,
+    Now,
     exact_cast,
     peel,
     product_operands,
@@ -42,10 +43,13 @@ class Reader:
         keys: axes that the softmax runs over.
         every: all axes of the scores, in atoms as they are now.
         constant: the one number that all elements of a value are; None where there is none.
+        now: the same of what a value holds now, and the tensors that must go on holding it.
     """
 
-    def __init__(self, keys: tuple[Axis, ...], every: Callable[[], tuple[Axis, ...]], constant: Constant) -> None:
-        self._keys, self._every, self.constant = keys, every, constant
+    def __init__(
+        self, keys: tuple[Axis, ...], every: Callable[[], tuple[Axis, ...]], constant: Constant, now: Now
+    ) -> None:
+        self._keys, self._every, self.constant, self.now = keys, every, constant, now
         self._blocked: dict[Value, Blocked] = {}
 
     @property
@@ -247,9 +251,9 @@ class Reader:
 
     def _where(self, value: Value, dims: Dims) -> Scores:
         mask, yes, no = value.args[0], value.args[1], value.args[2]
-        if not isinstance(no, Value) or self.constant(no) is not None:
+        if self._number(no)[0] is not None:
             return self._filled(value, dims, yes, mask, no, keep_when=True)
-        if not isinstance(yes, Value) or self.constant(yes) is not None:
+        if self._number(yes)[0] is not None:
             return self._filled(value, dims, no, mask, yes, keep_when=False)
         raise Blocked("masked scores are replaced by a tensor that is not one number", value)
 
@@ -261,7 +265,7 @@ class Reader:
         return self._filled(value, dims, source, indices[0], fill, keep_when=False)
 
     def _filled(self, value: Value, dims: Dims, source: Any, mask: Value, fill: Any, *, keep_when: bool) -> Scores:
-        number = self.constant(fill) if isinstance(fill, Value) else fill
+        number, held = self._number(fill)
         if not isinstance(number, (int, float)):
             raise Blocked("masked scores are replaced by a tensor that is not one number", value)
         if not isinstance(source, Value) or len(source.shape) != len(value.shape):
@@ -274,7 +278,12 @@ class Reader:
         if mask.dtype != torch.bool:
             raise Blocked("the mask is not boolean", value)
         scores.fills.append(Fill(Operand(mask, broadcast(dims, mask.shape)), keep_when, number))
+        scores.held += held
         return scores
+
+    def _number(self, item: Any) -> tuple[bool | int | float | None, tuple[Value, ...]]:
+        """The number that a fill is, and what must go on holding it: GPT-J keeps its own in a buffer."""
+        return self.now(item) if isinstance(item, Value) else (item, ())
 
     def _maximum(self, value: Value, dims: Dims) -> Scores:
         """`maximum(scores, finfo.min)`: what two masks add up to stays finite."""

@@ -98,6 +98,7 @@ class Scores:
         largest: beyond it a sum with a bias is infinite, for it is cast to a dtype that holds no more.
         floor: what they are not let below, after all that is named above.
         shifted: True where a constant was added to rows: nothing to a softmax, but not to a softcap that follows.
+        held: buffers that must go on holding the numbers of the fills.
         values: every value of the chain from the product to the softmax: what a rewrite makes dead.
         product: the product itself.
     """
@@ -117,6 +118,7 @@ class Scores:
     largest: float = math.inf
     floor: Floor | None = None
     shifted: bool = False
+    held: tuple[Value, ...] = ()
     values: list[Value] = field(default_factory=list)
 
 

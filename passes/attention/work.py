@@ -65,13 +65,15 @@ class GraphWork:
         self.guarded: set[ContentGuard] = set()
 
     def run(self) -> None:
-        candidates = [f for f in find(self.program, self.prover.constant) if f.product in self.live]
+        candidates = [
+            f for f in find(self.program, self.prover.constant, self.prover.constant_now) if f.product in self.live
+        ]
         self.sites = sum(1 for f in candidates if f.site is not None)
-        for found in candidates:
+        for candidate in candidates:
             try:
-                self._one(found)
+                self._one(candidate)
             except Blocked as blocked:
-                self._decline(found, blocked)
+                self._decline(candidate, blocked)
         if self.done:
             free_of_scores(self.program, self.gm.graph, self.done, self.live, self._writer)
             sweep(self.program, self.gm.graph, self.done, self.live)
@@ -187,6 +189,7 @@ class GraphWork:
             raise
         self.done.append(site)
         self._guard(planned.mask.proofs)
+        self._hold(site.scores.held, "a masked score becomes the number that is in it")
         source = locate(site.output.node)
         record = Record(
             kind="attention", file=source.file, line=source.line, module=source.module, node=site.output.node.name,
@@ -245,11 +248,14 @@ class GraphWork:
     def _guard(self, proofs: Sequence[MaskFacts]) -> None:
         """The rewrite holds while buffers hold what was proved from them."""
         for facts in proofs:
-            for buffer in facts.buffers:
-                guard = ContentGuard(buffer.node, f"the mask is {facts.words}") if buffer.node is not None else None
-                if guard is not None and guard not in self.guarded:
-                    self.guarded.add(guard)
-                    self.result.guards.append(guard)
+            self._hold(facts.buffers, f"the mask is {facts.words}")
+
+    def _hold(self, buffers: Sequence[Value], words: str) -> None:
+        for buffer in buffers:
+            guard = ContentGuard(buffer.node, words) if buffer.node is not None else None
+            if guard is not None and guard not in self.guarded:
+                self.guarded.add(guard)
+                self.result.guards.append(guard)
 
     def _decline(self, found: Found, blocked: Blocked) -> None:
         node = (blocked.value.node if blocked.value is not None else None) or found.product.node
