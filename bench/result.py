@@ -35,7 +35,9 @@ class BenchError(OptPassError):
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, serialize_by_alias=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, populate_by_name=True, serialize_by_alias=True, ser_json_inf_nan="strings"
+    )
 
 
 class Row(_Record):

@@ -226,17 +226,25 @@ def benchmarks() -> str:
     return table(("claim", "measured", "on", "again with"), rows) if rows else ""
 
 
+#: Rows of a result beyond which a page has those alone that fall short, and the totals.
+_MANY = 100
+
+
 def measurements() -> str:
-    """Every committed result in full."""
+    """Every committed result; of very long ones the totals and what falls short of the whole."""
     from optpass.bench.table import columns
 
     parts = []
     for result in _results():
-        headers, lines = columns(result.rows)
+        short = [row for row in result.rows if row.group == "all" or row.median is None or row.median < 1.0]
+        rows = result.rows if len(result.rows) <= _MANY else tuple(short)
+        headers, lines = columns(rows)
         notes = "".join(f"- {note}\n" for note in result.notes)
         head = f"## {result.name}, {result.environment.device}\n\n{result.claim}\n\n"
         found = f"**{_verdict(result)}**: {result.finding}\n\n"
         conditions = f"{_conditions(result)}; {result.created[:10]}. Again with `{_rerun(result)}`.\n\n"
+        if len(rows) < len(result.rows):
+            conditions += f"{len(result.rows) - len(rows)} more rows, with nothing missing, are in `bench/results`.\n\n"
         parts.append(head + found + conditions + table(headers, lines) + (f"\n{notes}" if notes else ""))
     return "\n".join(parts)
 

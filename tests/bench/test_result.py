@@ -33,6 +33,13 @@ def _result(passed: bool | None = True) -> Result:
     )  # fmt: skip
 
 
+def test_what_is_not_finite_can_be_read_again() -> None:
+    row = Row(case="a", median=float("inf"), extra={"error": float("inf")})
+    text = _result().model_copy(update={"rows": (row,)}).to_json()
+    (found,) = from_json(text).rows
+    assert found.median == float("inf") and found.extra == {"error": "Infinity"}
+
+
 @pytest.mark.parametrize("passed", [True, False, None])
 def test_json_comes_back_equal_and_fits_the_schema(passed: bool | None) -> None:
     result = _result(passed)
