@@ -19,6 +19,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from optpass.passes.attention.draws import Seeded
 from optpass.passes.attention.products import Sum, products
 
 #: Queries of a causal block: fewer compute less in vain beside the diagonal, more make larger products.
@@ -27,8 +28,6 @@ _CAUSAL_ROWS: Final = 256
 _SCALED_KEYS: Final = 8
 #: Tensors of a block that are results of products.
 _OF_PRODUCTS: Final = frozenset({"scores", "passed"})
-#: A step of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): what is added, and what is multiplied by after shifts.
-_STEP: Final = (0x9E3779B97F4A7C15, ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)))
 
 _LIBRARY: Any = torch.library.Library("optpass", "FRAGMENT")  # type: ignore[no-untyped-call, unused-ignore]
 #: No operator's result depends on the strides that it is given.
@@ -54,43 +53,17 @@ class _Block:
     queries: slice
     keys: int
 
-
-@dataclass(frozen=True)
-class _Draw:
-    """Which weights are dropped: block by block from one seed, so that the backward draws the same anew."""
-
-    probability: float
-    seed: int
-
     @property
-    def scale(self) -> float:
-        """What is kept is multiplied by it."""
-        return 1.0 / (1.0 - self.probability)
-
-    def kept(self, block: _Block, into: Tensor) -> Tensor:
-        """1 where a weight of `block` is kept, 0 elsewhere."""
-        state = self.seed
-        for place in (block.heads.start, block.queries.start):
-            state = _mixed(state ^ place)
-        generator = torch.Generator(into.device).manual_seed(state)
-        return into.bernoulli_(1.0 - self.probability, generator=generator)
+    def place(self) -> tuple[int, int]:
+        return self.heads.start, self.queries.start
 
 
-def _mixed(state: int) -> int:
-    """A number of 64 bits whose every bit depends on every bit of `state`: generators take but the lower half."""
-    state += _STEP[0]
-    for shift, factor in _STEP[1]:
-        state %= 1 << 64
-        state = (state ^ state >> shift) * factor
-    return state % (1 << 64)
-
-
-def _drawn(probability: float, seed: Tensor | None) -> _Draw | None:
+def _drawn(probability: float, seed: Tensor | None) -> Seeded | None:
     if not probability:
         return None
     if seed is None or not 0.0 < probability < 1.0:
         raise ValueError(f"attention_in_blocks: dropout_p={probability} needs a seed, and to be in [0, 1)")
-    return _Draw(probability, int(seed.item()))
+    return Seeded(probability, int(seed.item()))
 
 
 class _Region:
@@ -98,7 +71,7 @@ class _Region:
 
     def __init__(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float,
-        softcap: float, draw: _Draw | None,
+        softcap: float, draw: Seeded | None,
     ) -> None:  # fmt: skip
         self.batch, self.heads, self.rows, self.depth = query.shape
         self.keys = key.shape[2]
@@ -191,7 +164,7 @@ def _forward(
         for block in region.blocks(heads):
             made, seen = region.weights(block, room), region.value[heads, : block.keys]
             if draw is not None:
-                made.mul_(draw.kept(block, _room(room, "kept", made)))
+                made.mul_(draw.kept(block.place, _room(room, "kept", made)))
             _into(out[heads, block.queries], region.products.matmul, made, seen, draw.scale if draw else 1.0)
     return out.view(*query.shape[:3], value.shape[3])
 
@@ -229,7 +202,7 @@ def _head_gradients(
         weights = left = region.weights(block, room)
         kept, draw = None, region.draw
         if draw is not None:
-            kept = draw.kept(block, _room(room, "kept", weights))
+            kept = draw.kept(block.place, _room(room, "kept", weights))
             left = torch.mul(weights, kept, out=_room(room, "left", weights))
         of_value.add(left, grad[own], draw.scale if draw else 1.0)
         into = _shaped(room.get("passed"), weights.shape)

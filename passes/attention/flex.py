@@ -2,7 +2,7 @@
 
 Dropout: FlexAttention changes scores, and dropout changes what the softmax makes of them. Scores of minus infinity
 where a weight is dropped give what is kept, over the sum of what is kept; a second call gives the sum of all. Which are
-dropped is computed from a seed and the place (`Draw`), so that the backward drops the same and nothing is kept for it.
+dropped is computed from a seed and the place (`draws.Hashed`): the backward drops the same, and nothing is kept for it.
 
 The higher-order operator is called as Dynamo itself calls it. Its form belongs to torch; `available` tries it once on
 a few numbers, and where it does not answer as expected the target is not used.
@@ -21,6 +21,7 @@ import torch
 from torch import fx
 from torch.nn.attention.flex_attention import BlockMask
 
+from optpass.passes.attention.draws import Hashed
 from optpass.passes.attention.emit import Writer, tensor_of
 from optpass.passes.attention.site import Softcap
 
@@ -31,42 +32,6 @@ _OPTIONS = {
 }  # fmt: skip
 _WHOLE = 1 << 30  #: a block as large as any sequence
 _FEW = 16  #: columns of v, the fewest that its kernels for GPUs take
-
-
-@dataclass(frozen=True)
-class Draw:
-    """Which weights are dropped: those whose place, mixed with a seed, comes out below a threshold.
-
-    Two states of 32 bits are mixed with batch, head and query, and both with the key. Products stay below 2^63. The
-    mixing is that of the hash functions found by search in github.com/skeeto/hash-prospector.
-
-    Attributes:
-        probability: of being dropped, in [0, 1).
-    """
-
-    probability: float
-
-    def kept(self, graph: fx.Graph, seed: fx.Node, index: list[fx.Node]) -> fx.Node:
-        """Whether the weight at (batch, head, query, key) is kept; `seed`: two numbers below 2^32."""
-        zero = graph.call_function(torch.zeros_like, (index[0],))
-        one = graph.call_function(torch.ones_like, (index[0],))
-        states = [graph.call_function(torch.ops.aten.index.Tensor, (seed, [at])) for at in (zero, one)]
-        for place in index[:3]:
-            states = [_mixed(graph, graph.call_function(torch.bitwise_xor, (state, place))) for state in states]
-        first = _mixed(graph, graph.call_function(torch.bitwise_xor, (states[0], index[3])))
-        drawn = _mixed(graph, graph.call_function(torch.bitwise_xor, (first, states[1])))
-        return graph.call_function(torch.ge, (drawn, round(self.probability * 2**32)))
-
-
-def _mixed(graph: fx.Graph, state: fx.Node) -> fx.Node:
-    """A bijection of numbers below 2^32 that looks random."""
-    for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97), (15, None)):
-        shifted = graph.call_function(torch.bitwise_right_shift, (state, shift))
-        state = graph.call_function(torch.bitwise_xor, (state, shifted))
-        if factor is not None:
-            product = graph.call_function(torch.mul, (state, factor))
-            state = graph.call_function(torch.bitwise_and, (product, 0xFFFFFFFF))
-    return state
 
 
 @dataclass(frozen=True)
@@ -84,7 +49,7 @@ class ScoreMod:
     mask: str | None
     broadcast: tuple[bool, ...]
     causal: bool
-    draw: Draw | None = None
+    draw: Hashed | None = None
 
     def graph(self) -> fx.GraphModule:
         """`(score, batch, head, query, key, *operands) -> score`."""
@@ -150,7 +115,7 @@ def available() -> bool:
 @functools.cache
 def drops() -> bool:
     """Whether its logarithm of the sums is to the base of 2, as dropout needs it."""
-    tried = _try(ScoreMod(None, None, (), False, Draw(0.0)), (torch.zeros(2, dtype=torch.int64),))
+    tried = _try(ScoreMod(None, None, (), False, Hashed(0.0)), (torch.zeros(2, dtype=torch.int64),))
     return tried is not None and torch.allclose(tried[1], _scores().logsumexp(-1) / math.log(2), atol=1e-5)
 
 
@@ -208,7 +173,7 @@ class Call:
         call, (query, key, value) = self.writer.call, self.operands
         device = self.writer.like.tensor.device
         seed = call(torch.randint, 0, 2**32, (2,), dtype=torch.int64, device=device)
-        kept = self._written(self.operands, replace(self.mod, draw=Draw(probability)), seed)
+        kept = self._written(self.operands, replace(self.mod, draw=Hashed(probability)), seed)
         few = call(torch.narrow, value, 3, 0, min(_FEW, tensor_of(value).shape[3]))  # of the second, sums alone
         whole = self._written((query, key, call(torch.Tensor.detach, few)), self.mod, lse=True)
         logs = [call(getitem, made, 1) for made in (kept, whole)]
