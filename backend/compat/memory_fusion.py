@@ -3,7 +3,9 @@
 A plan computes a tensor again just before it is needed. Inductor's scheduler merges kernels that read the same buffers,
 however far apart they stand, and runs them at the first one's place: what the others read has to be there by then, and
 what they make waits. Inside `kept_apart()` two kernels with a library kernel between them are merged only where that
-takes no more bytes. Results are the same values.
+takes no more bytes. And its C++ puts kernels that follow each other into one function, which needs at once whatever one
+of them reads or makes: inside `kept_apart()` a function ends where there is something to release. Results are the same
+values.
 """
 
 from __future__ import annotations
@@ -22,25 +24,48 @@ SMALL = 1 / 16
 
 @contextlib.contextmanager
 def kept_apart() -> Iterator[None]:
-    """Inside, Inductor merges no kernels over library kernels where that takes memory."""
+    """Inside, Inductor merges no kernels over library kernels where that takes memory, and its C++ functions end where
+    they are the last to read much."""
     from torch._inductor.scheduler import Scheduler
 
-    original = getattr(Scheduler, "can_fuse", None)
-    if original is None:
-        yield
-        return
     known: dict[int, _Schedule] = {}
 
-    def can_fuse(self: Any, node1: Any, node2: Any, *args: Any, **kwargs: Any) -> bool:
-        if id(self) not in known:
+    def schedule(scheduler: Any) -> _Schedule:
+        if id(scheduler) not in known:
             known.clear()  # one is lowered at a time
-            known[id(self)] = _Schedule(self)
-        if known[id(self)].takes_memory(node1, node2):
-            return False
-        return bool(original(self, node1, node2, *args, **kwargs))
+            known[id(scheduler)] = _Schedule(scheduler)
+        return known[id(scheduler)]
 
-    with mock.patch.object(Scheduler, "can_fuse", can_fuse):
+    merges = getattr(Scheduler, "can_fuse", None)
+    functions = _cpp_functions()
+    ends = getattr(functions, "ready_to_flush", None)
+
+    def can_fuse(self: Any, node1: Any, node2: Any, *args: Any, **kwargs: Any) -> bool:
+        if schedule(self).takes_memory(node1, node2):
+            return False
+        return bool(merges(self, node1, node2, *args, **kwargs)) if merges is not None else False
+
+    def ready_to_flush(self: Any) -> bool:
+        if ends is not None and ends(self):
+            return True
+        scheduler = getattr(self, "scheduler", None)
+        return scheduler is not None and schedule(scheduler).releases()
+
+    with contextlib.ExitStack() as stack:
+        if merges is not None:
+            stack.enter_context(mock.patch.object(Scheduler, "can_fuse", can_fuse))
+        if ends is not None:
+            stack.enter_context(mock.patch.object(functions, "ready_to_flush", ready_to_flush))
         yield
+
+
+def _cpp_functions() -> Any:
+    """What puts kernels of CPUs into functions; None where this torch has it elsewhere."""
+    try:
+        from torch._inductor.codegen.cpp import CppScheduling
+    except ImportError:
+        return None
+    return CppScheduling
 
 
 class _Schedule:
@@ -49,6 +74,7 @@ class _Schedule:
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         self._bytes: dict[str, int] = {}
+        self._small = 0.0
         try:
             self._library = sorted(n.min_order for n in scheduler.nodes if n.is_extern() or n.is_template())
             self._small = max((self._size(name) for name in scheduler.name_to_buf), default=0) * SMALL
@@ -64,6 +90,21 @@ class _Schedule:
         if at == len(self._library) or self._library[at] > later.min_order:
             return False
         return self._more(first, later) > self._small
+
+    def releases(self) -> bool:
+        """Whether what has been generated and not been called yet is the last to read much."""
+        try:
+            names = self._scheduler.buffer_names_to_free
+            graph = _graph()
+            gone = graph.removed_buffers | graph.wrapper_code.freed  # never stored, or written over
+            return sum(self._size(name) for name in names if name not in gone and self._ends(name)) > self._small
+        except AttributeError:  # another torch notes it otherwise
+            return False
+
+    def _ends(self, name: str) -> bool:
+        """Whether a buffer or an input goes with its last use."""
+        buffer = self._scheduler.name_to_buf.get(name)
+        return buffer is None or bool(buffer.can_free())
 
     def _more(self, first: Any, later: Any) -> int:
         """Bytes of what `later` makes, and of what is made for it between the two, less what it is the last to read."""
@@ -87,3 +128,10 @@ class _Schedule:
             layout = buffer_layout(name)
             self._bytes[name] = layout[0] * layout[1] if layout is not None else 0
         return self._bytes[name]
+
+
+def _graph() -> Any:
+    """The graph that is being lowered."""
+    from torch._inductor.virtualized import V
+
+    return V.graph

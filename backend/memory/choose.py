@@ -132,14 +132,17 @@ class Chooser:
 
     def unused(self, found: Trial) -> int | None:
         """Where `found` recomputes though it leaves much of the budget: the peak of the smallest plan known that
-        recomputes less, bytes above the statics. None where it uses the budget, or no such plan is known."""
+        recomputes less, bytes above the statics. None where it uses the budget, or no such plan is known.
+
+        Of what Inductor generates, plans that were replayed are known; where none of them is too large, those of the
+        search are taken to need as much more than was counted as `found`."""
         if self.held + found.peak >= USED * (self.held + self.room):
             return None
-        if self._generated:
-            seconds = found.timeline.recomputed_s
-            peaks = [t.peak for t in self._trials.values() if t.timeline.recomputed_s < seconds]
-        else:
-            peaks = [peak for peak, _ in self.search.frontier()]
+        seconds = found.timeline.recomputed_s
+        peaks = [t.peak for t in self._trials.values() if t.timeline.recomputed_s < seconds and t.peak > self.room]
+        if not peaks or not self._generated:
+            more = found.peak - found.timeline.peak if self._generated else 0
+            peaks = [peak + more for peak, _ in self.search.frontier() if peak > found.timeline.peak]
         return min((peak for peak in peaks if peak > self.room), default=None)
 
     def smallest(self) -> Trial:

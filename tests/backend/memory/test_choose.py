@@ -166,3 +166,11 @@ def test_between_two_plans_of_graphs_that_run_as_they_stand() -> None:
     chooser, _ = _chooser(700_000, lambda c: c, generated=False)
     chooser.search.at_most = lambda peak: Plans().at_most(min(peak, 500_000))
     assert chooser.unused(chooser.best()) == TOP
+
+
+def test_between_two_plans_of_which_the_larger_is_not_worth_a_trial() -> None:
+    chooser, asked = _chooser(500_000, lambda c: c - 10_000)
+    chooser.search.at_most = lambda peak: Plans().at_most(400_000 if peak < TOP else TOP)
+    found = chooser.best()
+    assert found is not None and found.peak == 390_000 and len(asked) == 1
+    assert chooser.unused(found) == TOP - 10_000

@@ -197,6 +197,30 @@ def test_kernels_do_not_run_before_their_time_to_be_merged(program: Any, merged:
         assert (source.count("async_compile.cpp_pybinding(") == 1) is one
 
 
+def _one_after_the_other(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> list[torch.Tensor]:
+    """Of three kernels that follow each other, the second is the last to read `large`, and the third makes as much."""
+    large = torch.mm(a, b)
+    product, column = torch.mm(large, c), large.sum(0)
+    return [torch.mm(a.sin().cos(), b), product, column]
+
+
+def _reads_little(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> list[torch.Tensor]:
+    """Of two kernels that follow each other, the first is the last to read something small."""
+    small = torch.mm(c, c)
+    return [small.sum(0), torch.mm(a.sin(), b)]
+
+
+@pytest.mark.parametrize(("program", "rows", "functions"), [(_one_after_the_other, 64, 2), (_reads_little, 2, 1)])
+def test_what_is_read_for_the_last_time_is_released_before_the_next_kernel(
+    program: Any, rows: int, functions: int
+) -> None:
+    sizes = (64, 64), (64, 64), (rows, 2)
+    for improve, expected in ((None, 1), (least_peak, functions)):
+        source = _lowered(program, *sizes, improve=improve)
+        assert source.count("async_compile.cpp_pybinding(") == expected
+        assert ("buf3 = buf0; del buf0  # reuse" in source) is (expected == 2)
+
+
 def test_a_report_names_the_default_plans_own_peak_and_a_floor_below_it(steps: Any) -> None:
     torch.manual_seed(0)
     reference = steps.run(Dropping(), [torch.randint(0, 100, (8, 32))], inner="inductor", measure=False)
