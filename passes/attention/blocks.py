@@ -20,12 +20,16 @@ import torch
 from torch import Tensor
 
 from optpass.passes.attention.draws import Seeded
-from optpass.passes.attention.products import Sum, products
+from optpass.passes.attention.products import Gathered, Sum, products
 
 #: Queries of a causal block: fewer compute less in vain beside the diagonal, more make larger products.
 _CAUSAL_ROWS: Final = 256
 #: Keys for each column of a query from which scaling all queries first takes less time than scaling the scores.
 _SCALED_KEYS: Final = 8
+#: Scores of some heads of which weights are kept until the gradients of keys and values are summed: 16 MiB in bfloat16.
+_GATHERED: Final = 1 << 23
+#: Bytes of a number in dtypes in which a sum of rounded products is less exact than the product of all.
+_ROUNDED: Final = 2
 #: Tensors of a block that are results of products.
 _OF_PRODUCTS: Final = frozenset({"scores", "passed"})
 
@@ -91,6 +95,11 @@ class _Region:
         self.block_heads = 1 if self.products.one_head else max(1, per_block // max(1, self.block_rows * self.keys))
         self._above = _above(query, self.block_rows) if causal else None
 
+    @property
+    def kept_scale(self) -> float:
+        """What weights that are kept are multiplied by."""
+        return self.draw.scale if self.draw else 1.0
+
     def head_chunks(self) -> Iterator[slice]:
         """Heads of a block; of one batch only where the mask tells heads or batches apart."""
         shared = self.mask is None or self.mask.shape[:-2].numel() == 1
@@ -113,6 +122,13 @@ class _Region:
         size = min(self.block_heads, self.batch * self.heads) * self.block_rows * self.keys
         pieces = self.query.new_empty(len(kept) * size).view(len(kept), size).unbind()
         return dict(zip(kept, pieces, strict=True))
+
+    def gathered(self) -> list[Tensor]:
+        """Memory for the weights of some heads and what passes through them, all rows at once; [] where that is too
+        much, or nothing is lost without: in float32, and in a single block."""
+        size = min(self.block_heads, self.batch * self.heads) * self.rows * self.keys
+        exact = self.query.dtype.itemsize > _ROUNDED or self.block_rows >= self.rows
+        return [] if exact or size > _GATHERED else [*self.query.new_empty(2, size).unbind()]
 
     def weights(self, block: _Block, room: Mapping[str, Tensor]) -> Tensor:
         """The softmax of a block, in the room for 'scores'.
@@ -165,7 +181,7 @@ def _forward(
             made, seen = region.weights(block, room), region.value[heads, : block.keys]
             if draw is not None:
                 made.mul_(draw.kept(block.place, _room(room, "kept", made)))
-            _into(out[heads, block.queries], region.products.matmul, made, seen, draw.scale if draw else 1.0)
+            _into(out[heads, block.queries], region.products.matmul, made, seen, region.kept_scale)
     return out.view(*query.shape[:3], value.shape[3])
 
 
@@ -181,8 +197,9 @@ def _backward(
     room = region.room(
         "scores", "passed", *(("bounded",) if softcap else ()), *(("kept", "left") if region.draw else ())
     )
+    gathered = region.gathered()
     for heads in region.head_chunks():
-        _head_gradients(region, grad, grads, heads, room)
+        _head_gradients(region, grad, grads, heads, room, gathered)
     shaped = [grads[0].view(query.shape)]
     for made, like in zip(grads[1:], (key, value), strict=True):
         split = made.view(*like.shape[:2], region.groups, *like.shape[2:])
@@ -191,12 +208,13 @@ def _backward(
 
 
 def _head_gradients(
-    region: _Region, grad: Tensor, grads: list[Tensor], heads: slice, room: Mapping[str, Tensor]
+    region: _Region, grad: Tensor, grads: list[Tensor], heads: slice, room: Mapping[str, Tensor], gathered: list[Tensor]
 ) -> None:
     """Gradients of some heads. What is in cache is used at once: the weights before the gradient passed to them."""
     query, key, value, products = region.query, region.key, region.value, region.products
     blocks = [*region.blocks(heads)][::-1]  # the first sees all keys that any sees
-    of_key, of_value = (Sum(products, into[heads], len(blocks) == 1) for into in grads[1:])
+    sums = [(grads[1][heads], query[heads], region.factor), (grads[2][heads], grad[heads], region.kept_scale)]
+    of_key, of_value = (_summed(region, *parts, gathered[at : at + 1], len(blocks)) for at, parts in enumerate(sums))
     for block in blocks:
         own, seen = (heads, block.queries), (heads, slice(block.keys))
         weights = left = region.weights(block, room)
@@ -204,19 +222,28 @@ def _head_gradients(
         if draw is not None:
             kept = draw.kept(block.place, _room(room, "kept", weights))
             left = torch.mul(weights, kept, out=_room(room, "left", weights))
-        of_value.add(left, grad[own], draw.scale if draw else 1.0)
+        of_value.add(left, block.queries)
         into = _shaped(room.get("passed"), weights.shape)
-        passed = products.matmul(grad[own], value[seen].transpose(1, 2), into, draw.scale if draw else 1.0)
+        passed = products.matmul(grad[own], value[seen].transpose(1, 2), into, region.kept_scale)
         if kept is not None:
             passed.mul_(kept)
         torch._softmax_backward_data(passed, weights, -1, weights.dtype, grad_input=passed)
         if region.softcap:
             bounded = _room(room, "bounded", weights)
             torch.ops.aten.tanh_backward.grad_input(passed, bounded, grad_input=passed).mul_(region.softcap)
-        of_key.add(passed, query[own], region.factor)
+        of_key.add(passed, block.queries)
         _into(grads[0][own], products.matmul, passed, key[seen], region.scale)
     of_key.finish()
     of_value.finish()
+
+
+def _summed(
+    region: _Region, into: Tensor, right: Tensor, scale: float, gathered: list[Tensor], blocks: int
+) -> Sum | Gathered:
+    if not gathered:
+        return Sum(region.products, into, right, scale, blocks == 1)
+    step = region.block_rows if region.causal else None
+    return Gathered(region.products, into, right, scale, gathered[0], step)
 
 
 def _into(out: Tensor, matmul: Callable[..., Tensor], left: Tensor, right: Tensor, scale: float = 1.0) -> None:

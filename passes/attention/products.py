@@ -8,6 +8,7 @@ holds and when it is computed is `blocks`' business.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -107,21 +108,23 @@ class OneDnn:
 
 
 class Sum:
-    """Σ leftᵀ right over blocks, in float32; that of a sole block is made where it belongs.
+    """scale · Σ leftᵀ right over blocks of rows, in float32; that of a sole block is made where it belongs.
 
     Args:
         into: [heads, m, n], what the sum is for; 0 in rows that no block has.
+        right: [heads, rows, n].
         sole: there is one block.
     """
 
-    def __init__(self, products: Products, into: Tensor, sole: bool) -> None:
-        self._products, self._into, self._sole = products, into, sole
+    def __init__(self, products: Products, into: Tensor, right: Tensor, scale: float, sole: bool) -> None:
+        self._products, self._into, self._right, self._scale, self._sole = products, into, right, scale, sole
         self._total: Tensor | None = None
 
-    def add(self, left: Tensor, right: Tensor, scale: float = 1.0) -> None:
-        """scale · leftᵀ right; the first has the most keys."""
+    def add(self, left: Tensor, rows: slice) -> None:
+        """The block of these rows, [heads, rows, keys]; the first has the most keys."""
         keys = left.shape[2]
-        made = self._products.transposed(left, right, self._into[:, :keys] if self._sole else None, scale)
+        into = self._into[:, :keys] if self._sole else None
+        made = self._products.transposed(left, self._right[:, rows], into, self._scale)
         if self._total is None:
             self._total = made if self._sole else made.to(torch.promote_types(made.dtype, torch.float32))
         else:
@@ -132,6 +135,42 @@ class Sum:
         if self._total is not None and self._total.data_ptr() != self._into.data_ptr():
             self._into[:, :keys] = self._total
         self._into[:, keys:].zero_()
+
+
+class Gathered:
+    """The same as one product for each run of keys: rounded once, as it is in the written program.
+
+    Args:
+        into, right, scale: as in `Sum`.
+        room: memory for all blocks, heads · rows · m numbers.
+        step: keys of a run, and rows of a block, where rows see the keys up to their own place; None where all see all.
+    """
+
+    def __init__(
+        self, products: Products, into: Tensor, right: Tensor, scale: float, room: Tensor, step: int | None
+    ) -> None:
+        self._products, self._into, self._right, self._scale = products, into, right, scale
+        (heads, rows, _), keys = right.shape, into.shape[1]
+        self._seen = keys if step is None else min(keys, rows)
+        self._runs: list[tuple[slice, slice, Tensor]] = []  # keys, the rows that see them, and what these have of them
+        for first in range(0, self._seen, step or keys):
+            at, below = slice(first, min(self._seen, first + (step or keys))), slice(0 if step is None else first, rows)
+            shape = (heads, below.stop - below.start, at.stop - at.start)
+            self._runs.append((at, below, room[: math.prod(shape)].view(shape)))
+            room = room[math.prod(shape) :]
+
+    def add(self, left: Tensor, rows: slice) -> None:
+        for at, below, lefts in self._runs:
+            if at.start < left.shape[2]:
+                lefts[:, rows.start - below.start : rows.stop - below.start] = left[:, :, at]
+
+    def finish(self) -> None:
+        for at, below, lefts in self._runs:
+            into = self._into[:, at]
+            made = self._products.transposed(lefts, self._right[:, below], into, self._scale)
+            if made is not into:
+                into.copy_(made)
+        self._into[:, self._seen :].zero_()
 
 
 LIBRARY: Final = Library()

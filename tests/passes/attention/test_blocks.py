@@ -47,6 +47,7 @@ def dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> to
     monkeypatch.setattr(blocks, "products", lambda query, keys: used)
     monkeypatch.setattr(blocks, "_CAUSAL_ROWS", random.choice((256, 16, 5)))
     monkeypatch.setattr(blocks, "_SCALED_KEYS", random.choice((0, 8)))
+    monkeypatch.setattr(blocks, "_ROUNDED", random.choice((2, 8)))
     monkeypatch.setattr(products, "_SHORT", random.choice((1, 192)))
     return torch.float64 if used.writes else torch.float32
 
@@ -139,19 +140,26 @@ def test_bfloat16_is_as_exact_as_eager(kind: str) -> None:
     assert errors[0] <= 1.05 * errors[1], seed
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("rows", [128, 32])
 @pytest.mark.parametrize("scale", [0.125, 0.2])
-def test_a_sole_block_has_the_gradients_of_eager(scale: float) -> None:
+def test_gradients_are_as_exact_as_eager(
+    scale: float, rows: int, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing is rounded more often than in the written program; queries are scaled first only where that is exact."""
     torch.manual_seed(seed := random.randrange(2**30))
+    monkeypatch.setattr(blocks, "products", lambda query, keys: replace(products.LIBRARY, scores=rows * 128))
+    monkeypatch.setattr(blocks, "_CAUSAL_ROWS", rows)
     operands = [torch.randn(2, 4, 128, 16, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
     grad = torch.randn(2, 4, 128, 16, dtype=torch.bfloat16)
+    hidden = torch.ones(128, 128, dtype=torch.bool).triu(1) & causal
 
     def written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return (q @ k.mT * scale).softmax(-1) @ v
+        return (q @ k.mT * scale).masked_fill(hidden, float("-inf")).softmax(-1) @ v
 
     exact = [t.detach().double().requires_grad_() for t in operands]
     wanted = torch.autograd.grad(written(*exact), exact, grad.double())
-    ours = torch.autograd.grad(attention_in_blocks(*operands, None, False, scale), operands, grad)
+    ours = torch.autograd.grad(attention_in_blocks(*operands, None, causal, scale), operands, grad)
     eager = torch.autograd.grad(written(*operands), operands, grad)
     for right, one, other in zip(wanted, ours, eager, strict=True):
         assert (one - right).norm() <= 1.02 * (other - right).norm(), seed
