@@ -107,20 +107,22 @@ def _orders() -> int:
 @functools.cache
 def available() -> bool:
     """Whether the operator takes what is written here and answers rightly, tried on a few numbers."""
-    tried = _try(ScoreMod(2.0, None, (), True), ())
-    scores = (2.0 * torch.tanh(_scores())).masked_fill(torch.ones(4, 4, dtype=torch.bool).triu(1), float("-inf"))
-    return tried is not None and torch.allclose(tried[0], scores.softmax(-1) @ _numbers(), atol=1e-5)
+    with torch.autocast("cpu", enabled=False):
+        tried = _try(ScoreMod(2.0, None, (), True), ())
+        scores = (2.0 * torch.tanh(_scores())).masked_fill(torch.ones(4, 4, dtype=torch.bool).triu(1), float("-inf"))
+        return tried is not None and torch.allclose(tried[0], scores.softmax(-1) @ _numbers(), atol=1e-5)
 
 
 @functools.cache
 def drops() -> bool:
     """Whether its logarithm of the sums is to the base of 2, as dropout needs it."""
-    tried = _try(ScoreMod(None, None, (), False, Hashed(0.0)), (torch.zeros(2, dtype=torch.int64),))
-    return tried is not None and torch.allclose(tried[1], _scores().logsumexp(-1) / math.log(2), atol=1e-5)
+    with torch.autocast("cpu", enabled=False):
+        tried = _try(ScoreMod(None, None, (), False, Hashed(0.0)), (torch.zeros(2, dtype=torch.int64),))
+        return tried is not None and torch.allclose(tried[1], _scores().logsumexp(-1) / math.log(2), atol=1e-5)
 
 
 def _numbers() -> torch.Tensor:
-    return torch.linspace(-1, 1, 32).reshape(1, 2, 4, 4)
+    return torch.linspace(-1, 1, 32, dtype=torch.float32).reshape(1, 2, 4, 4)
 
 
 def _scores() -> torch.Tensor:

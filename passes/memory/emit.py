@@ -57,7 +57,7 @@ class _Writer:
         for index in self.timeline.steps:
             operation = self.problem.operations[index]
             if operation.node.op != "output":
-                self._compute(operation.node, again=not operation.backward)
+                self._compute(operation.node, again=not operation.backward, alone=not operation.forward)
         self._output(forward)
         self.graph.lint()
         module = fx.GraphModule(self.joint, self.graph)
@@ -93,11 +93,12 @@ class _Writer:
                 self._given.add(node.name)
         return [*inputs, *kept]
 
-    def _compute(self, node: fx.Node, again: bool) -> None:
+    def _compute(self, node: fx.Node, *, again: bool, alone: bool) -> None:
+        """One node in the backward; `alone`: the forward graph does not run it."""
         new = self.graph.node_copy(node, self._use)
         if again:
             new.meta[RECOMPUTED] = True
-        if draws(node):  # never twice: only the backward needs it, as Inductor's seeds of what a backward draws itself
+        if alone and draws(node):  # as Inductor's seeds of what a backward draws itself
             new.meta["partitioner_tag"] = "must_be_in_backward"
         self._given.discard(node.name)
         self.now[node.name] = new

@@ -16,6 +16,7 @@ from functorch.compile import aot_module_simplified, make_boxed_func
 from torch import Tensor
 
 import optpass
+from optpass.passes.attention import flex
 
 B, H, S, D = 2, 3, 48, 8
 CAP = 20.0
@@ -141,3 +142,18 @@ def test_all_weights_dropped_stay_with_the_user() -> None:
     q, k, v = one_hot(torch.float32)
     assert not compiled(plain, 1.0, cap=CAP)(q, k, v).any()
     assert not optpass.report().sites("attention")
+
+
+def test_the_trial_of_flex_is_not_the_programs_business() -> None:
+    """Under autocast, and another default dtype, the numbers that are tried stay what they are."""
+    for tried in (flex.available, flex.drops):
+        expected = tried()
+        tried.cache_clear()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert tried() is expected
+        tried.cache_clear()
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert tried() is expected
+        finally:
+            torch.set_default_dtype(torch.float32)
