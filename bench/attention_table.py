@@ -98,8 +98,8 @@ def measure(config: BenchConfig, place: Environment, progress: Progress) -> tupl
 
     from optpass.bench.attention_grid import GRIDS, figures
     from optpass.bench.attention_ways import Meter, copy_ns
-    from optpass.passes.attention.gate.lookup import instructions
     from optpass.passes.attention.gate.table import Table, key
+    from optpass.passes.processor import instructions
 
     grid = GRIDS[config.device]
     modes = [(dtype, training) for dtype in (*grid.dtypes, *grid.brief) for training in (False, True)]

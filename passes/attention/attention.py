@@ -9,10 +9,10 @@ from torch import fx
 
 from optpass.options import Options
 from optpass.passes.attention import gate
-from optpass.passes.attention.products import slow_library
 from optpass.passes.attention.settings import AttentionConfig
 from optpass.passes.attention.work import GraphWork
 from optpass.passes.contract import Pass, PassContext, PassResult, Stage
+from optpass.passes.processor import instructions, slow_library
 
 #: A graph without any of these has no softmax, and is not looked into.
 _SIGNS = ("softmax", "exp", "logsumexp", "multi_head_attention_forward")
@@ -34,7 +34,7 @@ class Attention(Pass):
         chosen = options.attention
         if chosen.mode == "off":
             return None
-        tables = f"{gate.fingerprint()} {slow_library()}" if chosen.mode == "auto" else ""
+        tables = f"{gate.fingerprint()} {instructions()} {slow_library()}" if chosen.mode == "auto" else ""
         return cls(AttentionConfig(chosen.mode, chosen.dropout, chosen.masked_rows, tables))
 
     @property

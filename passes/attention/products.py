@@ -7,7 +7,6 @@ holds and when it is computed is `blocks`' business.
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -15,7 +14,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
-from optpass.reporting.environment import cpu_model
+from optpass.passes.processor import slow_library
 
 #: Scores of a head from which a call for each head pays: 128 x 128 are slower by 1.3, 256 x 256 faster by 1.2.
 _SCORES_OF_A_CALL: Final = 1 << 15
@@ -181,18 +180,6 @@ def products(query: Tensor, keys: int) -> Products:
     """What multiplies the fastest for queries [..., queries, depth] and so many keys."""
     suits = query.dtype == torch.float32 and query.shape[-2] * keys >= _SCORES_OF_A_CALL and query.shape[-1] > 0
     return ONEDNN if suits and bool(torch.backends.mkldnn.enabled) and slow_library() else LIBRARY
-
-
-@functools.cache
-def slow_library() -> bool:
-    """Whether float32 products of PyTorch leave half of this processor unused, and another library is at hand."""
-    return (
-        torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-        and "intel" not in cpu_model().lower()
-        and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call, unused-ignore]
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call, unused-ignore]
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )
 
 
 def _dense(matrix: Tensor) -> Tensor:

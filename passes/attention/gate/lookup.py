@@ -17,6 +17,7 @@ import torch
 
 from optpass.passes.attention.gate.table import Table, from_json
 from optpass.passes.devices import DeviceSpec
+from optpass.passes.processor import instructions
 from optpass.passes.roofline.calibration import cache_folder
 from optpass.reporting.environment import cpu_model
 
@@ -73,21 +74,6 @@ def fingerprint() -> str:
     for text, _ in _texts(str(folder())):
         digest.update(hashlib.sha256(text.encode()).digest())
     return digest.hexdigest()
-
-
-@functools.cache
-def instructions() -> str:
-    """Vector instructions of this processor that torch's attention and products use, e.g. 'AVX512 bfloat16'."""
-    vector = torch.backends.cpu.get_cpu_capability()
-    found: list[str] = [vector]
-    try:
-        fast = {
-            "bfloat16": torch.ops.mkldnn._is_mkldnn_bf16_supported(),
-            "float16": torch.ops.mkldnn._is_mkldnn_fp16_supported(),
-        }
-    except (AttributeError, RuntimeError):  # a torch without oneDNN, or one where the questions are asked otherwise
-        fast = {}
-    return " ".join(found + [dtype for dtype, there in fast.items() if there])
 
 
 def _likeness(one: str, other: str) -> int:

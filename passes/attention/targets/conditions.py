@@ -14,7 +14,7 @@ from typing import Any
 
 from optpass.errors import ConfigError
 from optpass.passes.attention.problem import Problem
-from optpass.passes.attention.products import slow_library
+from optpass.passes.processor import slow_library
 
 _SM = re.compile(r"sm_(\d+)(\d)[a-z]?")
 

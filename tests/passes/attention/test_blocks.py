@@ -13,7 +13,8 @@ from torch import Tensor
 
 import optpass
 from optpass.backend.measured_attention import measure
-from optpass.passes.attention import blocks, gate, products
+from optpass.passes import processor
+from optpass.passes.attention import gate, products, regions
 from optpass.passes.attention.blocks import OPERATOR, attention_in_blocks
 from optpass.passes.attention.gate import Verdict
 from optpass.passes.attention.problem import Problem
@@ -44,10 +45,10 @@ def dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> to
     used = products.LIBRARY if request.param == "library" else products.ONEDNN
     least, scores = random.choice((1, 16, 128)), random.choice((1 << 20, 1 << 12, 1 << 8, 1))
     used = replace(used, least_rows=least, scores=scores, one_head=used.one_head or random.random() < 0.5)
-    monkeypatch.setattr(blocks, "products", lambda query, keys: used)
-    monkeypatch.setattr(blocks, "_CAUSAL_ROWS", random.choice((256, 16, 5)))
-    monkeypatch.setattr(blocks, "_SCALED_KEYS", random.choice((0, 8)))
-    monkeypatch.setattr(blocks, "_ROUNDED", random.choice((2, 8)))
+    monkeypatch.setattr(regions, "products", lambda query, keys: used)
+    monkeypatch.setattr(regions, "_CAUSAL_ROWS", random.choice((256, 16, 5)))
+    monkeypatch.setattr(regions, "_SCALED_KEYS", random.choice((0, 8)))
+    monkeypatch.setattr(regions, "_ROUNDED", random.choice((2, 8)))
     monkeypatch.setattr(products, "_SHORT", random.choice((1, 192)))
     return torch.float64 if used.writes else torch.float32
 
@@ -87,7 +88,7 @@ def test_onednn_is_given_no_matrix_with_gaps(monkeypatch: pytest.MonkeyPatch) ->
     """It would multiply those a hundred times slower."""
     linear, given = products._linear, list[Tensor]()
     monkeypatch.setattr(products, "_linear", lambda x, weight: given.extend((x, weight)) or linear(x, weight))
-    monkeypatch.setattr(blocks, "products", lambda query, keys: products.ONEDNN)
+    monkeypatch.setattr(regions, "products", lambda query, keys: products.ONEDNN)
     qkv = torch.randn(2, 300, 3 * 32, requires_grad=True)
     q, k, v = (t.view(2, 300, 4, 8).transpose(1, 2) for t in qkv.split(32, 2))
     for mask, causal in ((None, True), (None, False), (torch.randn(300, 300), False)):
@@ -114,12 +115,29 @@ def test_float32_goes_to_the_library_that_is_faster(monkeypatch: pytest.MonkeyPa
     [("AMD EPYC 9", "AVX512", True), ("Intel Xeon", "AVX512", False), ("AMD EPYC 7", "AVX2", False)],
 )
 def test_where_the_library_is_slow(cpu: str, vector: str, slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "cpu_model", lambda: cpu)
+    monkeypatch.setattr(processor, "cpu_model", lambda: cpu)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: vector)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    assert products.slow_library.__wrapped__() is slow
+    assert processor.slow_library.__wrapped__() is slow
 
 
+@pytest.fixture(params=["AVX2", "AVX512 bfloat16"])
+def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the processor is said to multiply: without bfloat16, blocks are of float32."""
+    monkeypatch.setattr(processor, "instructions", lambda: request.param)
+    return str(request.param)
+
+
+def test_half_precision_without_instructions_is_multiplied_in_float32(instructions: str) -> None:
+    has = "bfloat16" in instructions
+    assert processor.multiplied_in(torch.bfloat16) == (torch.bfloat16 if has else torch.float32)
+    assert processor.multiplied_in(torch.float16) == torch.float32
+    assert processor.multiplied_in(torch.float64) == torch.float64
+    operands = [torch.randn(2, 2, 9, 4, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    torch.library.opcheck(OPERATOR, (*operands, None, True, 0.5))
+
+
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("kind", KINDS)
 def test_bfloat16_is_as_exact_as_eager(kind: str) -> None:
     torch.manual_seed(seed := random.randrange(2**30))
@@ -140,6 +158,7 @@ def test_bfloat16_is_as_exact_as_eager(kind: str) -> None:
     assert errors[0] <= 1.05 * errors[1], seed
 
 
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("rows", [128, 32])
 @pytest.mark.parametrize("scale", [0.125, 0.2])
@@ -148,8 +167,8 @@ def test_gradients_are_as_exact_as_eager(
 ) -> None:
     """Nothing is rounded more often than in the written program; queries are scaled first only where that is exact."""
     torch.manual_seed(seed := random.randrange(2**30))
-    monkeypatch.setattr(blocks, "products", lambda query, keys: replace(products.LIBRARY, scores=rows * 128))
-    monkeypatch.setattr(blocks, "_CAUSAL_ROWS", rows)
+    monkeypatch.setattr(regions, "products", lambda query, keys: replace(products.LIBRARY, scores=rows * 128))
+    monkeypatch.setattr(regions, "_CAUSAL_ROWS", rows)
     operands = [torch.randn(2, 4, 128, 16, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
     grad = torch.randn(2, 4, 128, 16, dtype=torch.bfloat16)
     hidden = torch.ones(128, 128, dtype=torch.bool).triu(1) & causal
@@ -173,7 +192,7 @@ def test_the_corner_beyond_the_diagonal(heads: int) -> None:
     corner = scores[:, :, 4:]  # of rows 4 to 8
     wanted = scores.clone()
     wanted[:, :, 4:].masked_fill_(torch.ones(5, 5).triu(1).bool(), float("-inf"))
-    blocks._hide(corner, blocks._above(scores, 6))
+    regions._hide(corner, regions._above(scores, 6))
     torch.testing.assert_close(scores, wanted, rtol=0, atol=0, equal_nan=True)
 
 

@@ -18,9 +18,9 @@ from optpass.errors import ConfigError
 from optpass.passes import devices
 from optpass.passes.attention import gate
 from optpass.passes.attention.gate import Figures, Found, Table, decide, fused, heap, unfused
-from optpass.passes.attention.gate.lookup import instructions
 from optpass.passes.attention.gate.table import Axes, Base, along, from_json, per_score
 from optpass.passes.attention.problem import Problem
+from optpass.passes.processor import instructions
 from optpass.reporting.environment import cpu_model
 
 AXES = Axes((1.0, 64.0, 1024.0), (64.0, 1024.0), (64.0, 1024.0), (64.0, 128.0), (2.0**20, 2.0**24))
