@@ -10,6 +10,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from optpass.reporting.environment import cpu_model
+
 
 class Environment(BaseModel):
     """The conditions of a measurement."""
@@ -19,6 +21,9 @@ class Environment(BaseModel):
     device: str = Field(description="Name of the device measured: the processor's, or the GPU's.")
     device_kind: str = Field(description="'cpu' or 'cuda'.")
     cpu: str = Field(description="Model name of the processor.")
+    instructions: str = Field(
+        default="", description="Vector instructions of the processor and the half precisions that it multiplies."
+    )
     cores: int = Field(description="Logical processors that this process may use.")
     os: str = Field(description="System and machine type, e.g. 'Linux x86_64'.")
     python: str
@@ -30,6 +35,11 @@ class Environment(BaseModel):
     load_after: float | None = Field(default=None, description="The same afterwards; it contains our own load.")
     revision: str | None = Field(default=None, description="Git revision of a checkout, '+changes' if it had any.")
 
+    @property
+    def kind(self) -> str:
+        """The device by what tells its figures from another's: virtual machines give one name to many processors."""
+        return f"{self.device} {self.instructions}".strip() if self.device_kind == "cpu" else self.device
+
     def finished(self) -> Environment:
         """The same with the load average of now as `load_after`."""
         return self.model_copy(update={"load_after": load_average()})
@@ -40,12 +50,14 @@ def environment(device: str = "cpu") -> Environment:
     import torch
 
     from optpass import __version__
+    from optpass.passes.processor import instructions
 
-    cpu = cpu_name()
+    cpu = cpu_model()
     return Environment(
         device=torch.cuda.get_device_name() if device == "cuda" else cpu,
         device_kind=device,
         cpu=cpu,
+        instructions=instructions(),
         cores=usable_cores(),
         os=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
@@ -71,21 +83,6 @@ def load_average() -> float | None:
         return round(os.getloadavg()[0], 2)
     except (OSError, AttributeError):
         return None
-
-
-def cpu_name() -> str:
-    """The processor's model name, e.g. 'AMD EPYC 7B13'; its architecture where the system does not tell."""
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name" and value.strip():
-                return " ".join(value.split())
-    if platform.system() == "Darwin" and (tool := shutil.which("sysctl")):
-        found = _output([tool, "-n", "machdep.cpu.brand_string"])
-        if found:
-            return found
-    return platform.processor() or platform.machine() or "unknown"
 
 
 def checkout() -> Path | None:

@@ -88,9 +88,12 @@ def from_json(text: str, source: str = "result") -> Result:
 
 
 def result_path(result: Result) -> Path | None:
-    """Where a full run's result is kept: `bench/results/<device>-<name>.json` of a checkout; None when installed."""
+    """Where a full run's result is kept: `bench/results/<kind>-<name>.json` of a checkout; None when installed.
+
+    The kind of a processor has its vector instructions beside its name.
+    """
     root = checkout()
-    return root / "bench" / "results" / f"{slug(result.environment.device)}-{result.name}.json" if root else None
+    return root / "bench" / "results" / f"{slug(result.environment.kind)}-{result.name}.json" if root else None
 
 
 def slug(text: str) -> str:

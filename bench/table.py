@@ -31,7 +31,7 @@ def show(result: Result, file: TextIO | None = None) -> None:
 def conditions(result: Result) -> str:
     """One line: on what, with what, under what load."""
     env = result.environment
-    parts = [f"{env.device}", f"{env.cores} cores", f"torch {env.torch}", f"Python {env.python}", env.os]
+    parts = [f"{env.kind}", f"{env.cores} cores", f"torch {env.torch}", f"Python {env.python}", env.os]
     parts += [f"revision {env.revision}"] if env.revision else []
     if env.load_before is not None and env.load_after is not None:
         parts.append(f"load {env.load_before:g} before, {env.load_after:g} after")

@@ -240,7 +240,7 @@ def measurements() -> str:
         rows = result.rows if len(result.rows) <= _MANY else tuple(short)
         headers, lines = columns(rows)
         notes = "".join(f"- {note}\n" for note in result.notes)
-        head = f"## {result.name}, {result.environment.device}\n\n{result.claim}\n\n"
+        head = f"## {result.name}, {result.environment.kind}\n\n{result.claim}\n\n"
         found = f"**{_verdict(result)}**: {result.finding}\n\n"
         conditions = f"{_conditions(result)}; {result.created[:10]}. Again with `{_rerun(result)}`.\n\n"
         if len(rows) < len(result.rows):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import shutil
 import socket
+import subprocess
 import sys
 import threading
 import uuid
@@ -38,13 +40,27 @@ def _version(package: str) -> str | None:
 
 @functools.cache
 def cpu_model() -> str:
-    """The processor as the system names it; the architecture where it gives no name."""
+    """The processor as the system names it, 'AMD EPYC 7B13'; the architecture where it gives no name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name"))
-    return next((name for name in names if name), None) or platform.processor() or platform.machine()
+    names = (" ".join(line.partition(":")[2].split()) for line in lines if line.lower().startswith("model name"))
+    return next((name for name in names if name), None) or _brand() or platform.processor() or platform.machine()
+
+
+def _brand() -> str:
+    """The processor's name where it is no file that says it; "" where nothing does."""
+    tool = shutil.which("sysctl") if platform.system() == "Darwin" else None
+    if tool is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [tool, "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def process_record(environ: Mapping[str, str] | None = None) -> ProcessRecord:

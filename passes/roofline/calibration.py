@@ -13,12 +13,14 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from optpass.errors import ReportError
 from optpass.passes.devices import DeviceSpec
 from optpass.passes.devices.dtypes import DTYPES
+from optpass.passes.processor import instructions
 from optpass.passes.roofline import calibration_compiled as loops
 from optpass.passes.roofline import calibration_probes as probes
 from optpass.passes.roofline.calibration_clock import Budget
@@ -104,9 +106,8 @@ def _measure(tell: Report) -> CpuCalibration:
     # The idle call enters one parallel region per loop; what it takes beyond a plain call is theirs.
     region = (idle - graph_s - 2 * kernel_s) / len(loops.CLASSES) if compiled and threads > 1 else 0.0
     tell(1.0, "done")
-    cpu, cores = _processor()
     return CpuCalibration(
-        cpu=cpu, cores=cores, threads=threads, torch=str(torch.__version__), gemm=gemm, conv=conv,
+        **_processor(), threads=threads, torch=str(torch.__version__), gemm=gemm, conv=conv,
         conv_backward=sum(2.0 * f / b for f, b in library.gradients) / len(library.gradients),
         attention=_attention(library, exact), bandwidth=bandwidth,
         element_s=element_s
@@ -225,14 +226,13 @@ def cache_folder() -> Path:
 
 def _identity() -> dict[str, object]:
     """What a calibration holds for; named like the fields of `CpuCalibration`."""
-    cpu, cores = _processor()
-    return {"cpu": cpu, "cores": cores, "threads": torch.get_num_threads(), "torch": str(torch.__version__)}
+    return {**_processor(), "threads": torch.get_num_threads(), "torch": str(torch.__version__)}
 
 
-def _processor() -> tuple[str, int]:
-    """Model name and logical processors that this process may use."""
+def _processor() -> dict[str, Any]:
+    """Model name, vector instructions, and the logical processors that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cpu_model(), cores
+    return {"cpu": cpu_model(), "instructions": instructions(), "cores": cores}
 
 
 def _memory_bytes() -> int | None:

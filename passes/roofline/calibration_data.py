@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 #: Raised when the meaning of a field or the way it is measured changes: older files are measured anew.
-VERSION = 3
+VERSION = 4
 
 #: The columns of one register tile: below this many, BLAS kernels run their remainder code.
 NARROW = 16
@@ -88,7 +88,8 @@ class CpuCalibration:
     """Figures of one processor under one torch version and thread count. Every time is with all threads at work.
 
     Attributes:
-        cpu, cores, threads, torch: what was measured: model name, logical processors, torch's threads, torch version.
+        cpu, instructions, cores, threads, torch: what was measured: model name and `processor.instructions`, logical
+            processors, torch's threads, torch version.
         gemm: by dtype, matrix products.
         conv: forward convolutions in channels-last float32, as products of M = batch * output positions,
             N = output channels of a group and K = input channels of a group * taps.
@@ -111,6 +112,7 @@ class CpuCalibration:
     """
 
     cpu: str
+    instructions: str
     cores: int
     threads: int
     torch: str

@@ -119,3 +119,6 @@ def test_a_result_is_kept_in_the_checkout() -> None:
     path = result_path(_result())
     assert checkout() is not None and path is not None
     assert path.parts[-3:] == ("bench", "results", "amd-epyc-7b13-demo.json")
+    place = _environment().model_copy(update={"instructions": "AVX512 bfloat16"})
+    path = result_path(_result().model_copy(update={"environment": place}))
+    assert path is not None and path.name == "amd-epyc-7b13-avx512-bfloat16-demo.json"

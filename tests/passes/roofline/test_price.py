@@ -28,7 +28,7 @@ def invented(**changes: Any) -> CpuCalibration:
         "sort bag unroll"
     ).split()
     fields: dict[str, Any] = {
-        "cpu": "invented", "cores": 4, "threads": 4, "torch": "2.13.0",
+        "cpu": "invented", "instructions": "AVX2", "cores": 4, "threads": 4, "torch": "2.13.0",
         "gemm": {
             "float32": GemmFit(1e11, 0.0, 0.0, 0.0, 0.0),
             "bfloat16": GemmFit(4e11, 0.0, 0.0, 0.0, 0.0),
