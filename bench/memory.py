@@ -46,7 +46,8 @@ OVERRIDES: Mapping[str, Any] = {"targets": True, "dropout": 0.0}
 LARGER: Mapping[str, Any] = {"layers": 4, "batch": 4, "seq": 256}
 #: Layers of the stacks that planning is timed on: about 2,000 and 10,000 nodes of the joint graph.
 LAYERS = (12, 60)
-_ENVIRON = {
+#: Of the processes that measure.
+ENVIRON = {
     "OMP_NUM_THREADS": "1",
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
     # A plan out of a cache would be reported by nobody.
@@ -91,7 +92,7 @@ def run(config: BenchConfig, progress: Progress) -> Result:
         claim=CLAIM,
         environment=before.finished(),
         config=asdict(config) | {"models": models, "size": size, "overrides": [_overrides(m, config) for m in models]}
-        | {"inner": config.inner, "ratios": _ratios(config), "fractions": _fractions(config), "environ": _ENVIRON},
+        | {"inner": config.inner, "ratios": _ratios(config), "fractions": _fractions(config), "environ": ENVIRON},
         rows=tuple(found.rows),
         passed=passed if config.full else None if passed else passed,
         finding=finding,
@@ -115,7 +116,7 @@ def _model(found: _Measured, model: str, size: str, config: BenchConfig, progres
         progress,
         f"{model}: curves",
         run=run_isolated,
-        environ=_ENVIRON | {"TORCHINDUCTOR_COMPILE_THREADS": str(os.cpu_count() or 1)},  # compiling is not timed here
+        environ=ENVIRON | {"TORCHINDUCTOR_COMPILE_THREADS": str(os.cpu_count() or 1)},  # compiling is not timed here
         timeout_s=3600.0 + budget_s,
     )
     if cut:
@@ -151,7 +152,7 @@ def _compile(
         for name in order:
             progress.step(f"{program['model']}: compile time, round {number + 1}, {name}")
             arguments = dict(program) | {"budget": budgets[name]}
-            answer = run_isolated("optpass.bench.memory_compile:sample", arguments, environ=_ENVIRON)
+            answer = run_isolated("optpass.bench.memory_compile:sample", arguments, environ=ENVIRON)
             taken[name] = answer["seconds"]
         for name, seconds in taken.items():
             samples[name].append(seconds)
@@ -161,7 +162,7 @@ def _compile(
 def _planning(found: _Measured, config: BenchConfig, progress: Progress) -> None:
     progress.step("planning", 1)
     measured = [
-        run_isolated("optpass.bench.memory_compile:planning", {"layers": n, "seed": config.seed}, environ=_ENVIRON)
+        run_isolated("optpass.bench.memory_compile:planning", {"layers": n, "seed": config.seed}, environ=ENVIRON)
         for n in (LAYERS[:1] if config.quick else LAYERS)
     ]
     for one in measured:
@@ -180,7 +181,11 @@ def _fractions(config: BenchConfig) -> Sequence[float]:
 
 def _overrides(model: str, config: BenchConfig) -> dict[str, Any]:
     """Those of the wanted fields that the model has."""
+    return known_settings(model, dict(OVERRIDES) | ({} if config.quick or config.size else dict(LARGER)))
+
+
+def known_settings(model: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `wanted` that are fields of the model's configuration or inputs."""
     presets = import_module(f"optpass.models.{model}").SIZES.values()
     known = {f.name for preset in presets for part in (preset.config, preset.inputs) for f in fields(part)}
-    wanted = dict(OVERRIDES) | ({} if config.quick or config.size else dict(LARGER))
     return {name: value for name, value in wanted.items() if name in known}

@@ -177,13 +177,13 @@ class _Bench:
     def checkpointed(self) -> tuple[Callable[..., Any], Any]:
         """The same checkpointing, compiled."""
         module, _ = self._built()
-        return self._compiled(self._plain_backend()), checkpoint_blocks(module)
+        return compiled_anew(step_loss, self._plain_backend()), checkpoint_blocks(module)
 
     def pytorch(self, ratio: float) -> tuple[Callable[..., Any], Any]:
         """PyTorch's own budget."""
         from optpass.backend.compat.activation_budget import activation_memory_budget
 
-        compiled = self._compiled(self._plain_backend())
+        compiled = compiled_anew(step_loss, self._plain_backend())
         ready: list[bool] = []
 
         def call(*args: Any) -> Any:
@@ -201,11 +201,11 @@ class _Bench:
         budget = _ENDLESS if above is None else max(1, self.statics + above)
         optpass.reset_report()
         try:
-            self.add(name, (self._compiled("optpass", self._options(budget)), self.module))
+            self.add(name, (compiled_anew(step_loss, "optpass", self._options(budget)), self.module))
         except BudgetInfeasibleError as error:
             budget = error.floor_bytes
             optpass.reset_report()
-            self.add(name, (self._compiled("optpass", self._options(budget)), self.module))
+            self.add(name, (compiled_anew(step_loss, "optpass", self._options(budget)), self.module))
             if above:
                 self.runs[name].found["infeasible"] = True
         report = optpass.report()
@@ -240,17 +240,6 @@ class _Bench:
     def _plain_backend(self) -> str:
         return "inductor" if self.inner == "inductor" else "aot_eager_decomp_partition"
 
-    @staticmethod
-    def _compiled(backend: str, options: dict[str, Any] | None = None) -> Callable[..., Any]:
-        import torch
-
-        # Dynamo keeps what it compiled by code object: a fresh one for each way.
-        fresh = types.FunctionType(step_loss.__code__.replace(), step_loss.__globals__, "step")
-        compiled: Callable[..., Any] = torch.compile(
-            fresh, backend=backend, options=options, fullgraph=True, dynamic=False
-        )
-        return compiled
-
     # ---- time ---------------------------------------------------------------------------------------------------
 
     def time(self, rounds: int, budget_s: float) -> None:
@@ -274,6 +263,15 @@ def step_loss(module: Any, *inputs: Any) -> Any:
     from optpass import models
 
     return models.loss(module(*inputs))
+
+
+def compiled_anew(function: Any, backend: str, options: dict[str, Any] | None = None) -> Callable[..., Any]:
+    """`function` compiled as if it never had been: Dynamo keeps what it compiled by code object, so it gets its own."""
+    import torch
+
+    fresh = types.FunctionType(function.__code__.replace(), function.__globals__, "step")
+    compiled: Callable[..., Any] = torch.compile(fresh, backend=backend, options=options, fullgraph=True, dynamic=False)
+    return compiled
 
 
 def checkpoint_blocks(module: Any) -> Any:

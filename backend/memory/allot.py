@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from optpass.backend.memory.searches import SEARCHES
 from optpass.passes.memory.problem import Problem
 from optpass.passes.memory.schedule import FrozenState, State, Timeline
 from optpass.passes.memory.search import Search
@@ -64,7 +65,7 @@ def choices_of(known: Search, tail: int, less: int = 0, waits: bool = True, befo
     peak = 0
     for pressure in pressures if waits else pressures[:1]:
         problem.tail = tail + int(pressure * peak)
-        search = known if known.holds else Search(problem)
+        search = known if known.holds else Search(problem, known=SEARCHES)
         peak = peak or search.unconstrained
         schedule = search.schedule
         states = [search.state_at(point.moves) for point in search.way.points]

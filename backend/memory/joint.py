@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import fx
 
 from optpass.backend.compat import partition as parts
-from optpass.backend.memory.graph_values import hint
+from optpass.backend.memory.graph_values import hint, ints
 from optpass.backend.memory.probe import library_workspace
 from optpass.backend.memory.tail import NO_TAIL, Tail
 from optpass.passes.devices import DeviceSpec
@@ -16,6 +16,9 @@ from optpass.passes.memory.pricing import node_prices
 from optpass.passes.memory.problem import Problem, build
 
 Modules = tuple[fx.GraphModule, fx.GraphModule]
+
+#: Of a class that a loss is given for each row.
+INDEX_BYTES = 8
 
 
 def problem_of(
@@ -40,7 +43,7 @@ def problem_of(
         joint.graph, *([n for n in part if isinstance(n, fx.Node)] for part in (forward, backward)),
         saved=saved, price=price, hint=hint, granularity=1 if _on_cpu(joint) else 512,
     )  # fmt: skip
-    tail = tail or tail_of(joint)
+    tail = tail or tails_of(joint)[-1]
     tangents = sum(s.bytes for s in problem.storages if s.tangent)
     outputs = sum(problem.storages[s].bytes for s in problem.forward_outputs)
     problem.tail = max(tail.beside(tangents, outputs), follow - tangents)
@@ -49,19 +52,43 @@ def problem_of(
     return problem
 
 
-def tail_of(joint: fx.GraphModule) -> Tail:
-    """What happens between the graphs.
+def tails_of(joint: fx.GraphModule) -> tuple[Tail, ...]:
+    """What happens between the graphs; of several, the first of which a plan fits.
 
     A scalar output is a loss: the gradients of other outputs beside it are zeros that autograd makes. Without one the
-    loss is outside of the graph, and is taken to need what cross entropy does: the logarithms of the probabilities
-    from its forward, and two gradients of that size in its backward.
+    loss is outside of the graph, and nobody knows it yet. It is taken to need what cross entropy does: the logarithms
+    of the probabilities from its forward, and two gradients of that size in its backward; or, where every output is
+    shaped like an input, what a mean of squares does: four tensors of that size in its backward.
     """
-    tangents = [n.meta.get("val") for n in joint.graph.find_nodes(op="placeholder") if "tangents" in str(n.target)]
-    values = [t for t in tangents if isinstance(t, torch.Tensor)]
+    values = _tangents(joint)
     size = sum(int(hint(t.numel())) * t.element_size() for t in values if t.dim() > 0)
     if not size:
-        return NO_TAIL
-    return Tail(True, 0, 0, size) if any(t.dim() == 0 for t in values) else Tail(True, size, size, 2 * size)
+        return (NO_TAIL,)
+    if any(t.dim() == 0 for t in values):
+        return (Tail(True, 0, 0, size),)
+    entropy = Tail(True, size, size, 2 * size)
+    return (Tail(True, size, 0, 4 * size), entropy) if _like_inputs(joint, values) else (entropy,)
+
+
+def targets_of(joint: fx.GraphModule) -> int:
+    """Bytes of what cross entropy outside of the graph reads beside the outputs: an index of a class for each row."""
+    values = _tangents(joint)
+    if any(t.dim() == 0 for t in values) or _like_inputs(joint, values):
+        return 0
+    return sum(INDEX_BYTES * int(hint(t.numel())) // max(int(hint(t.shape[-1])), 1) for t in values)
+
+
+def _tangents(joint: fx.GraphModule) -> list[torch.Tensor]:
+    found = [n.meta.get("val") for n in joint.graph.find_nodes(op="placeholder") if "tangents" in str(n.target)]
+    return [value for value in found if isinstance(value, torch.Tensor)]
+
+
+def _like_inputs(joint: fx.GraphModule, outputs: Iterable[torch.Tensor]) -> bool:
+    """Whether each output has the shape of a floating-point input."""
+    given = [n.meta.get("val") for n in joint.graph.find_nodes(op="placeholder") if "tangents" not in str(n.target)]
+    floating = [t for t in given if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    shapes = {tuple(ints(t.shape)) for t in floating}
+    return all(tuple(ints(t.shape)) in shapes for t in outputs)
 
 
 def lean_settings(joint: fx.GraphModule) -> tuple[bool, ...]:

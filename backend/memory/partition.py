@@ -21,11 +21,12 @@ from optpass.backend.compat.memory import indices_kept
 from optpass.backend.memory.accumulate import accumulate_in_place
 from optpass.backend.memory.choose import Chooser, Modules, Trial
 from optpass.backend.memory.growth import sizes_in
-from optpass.backend.memory.joint import lean_settings, problem_of, tail_of
+from optpass.backend.memory.joint import lean_settings, problem_of, tails_of, targets_of
 from optpass.backend.memory.order import least_peak
 from optpass.backend.memory.outcome import plan_of
 from optpass.backend.memory.replay import Executor, StepReplay, replay_step
-from optpass.backend.memory.tail import Tail
+from optpass.backend.memory.searches import SEARCHES
+from optpass.backend.memory.tail import NO_TAIL, Tail
 from optpass.errors import BudgetInfeasibleError
 from optpass.passes.devices import DeviceSpec
 from optpass.passes.memory.describe import live_at_peak, tensor_of
@@ -114,6 +115,7 @@ class BudgetPartitioner:
         self.search: Search | None = None  #: of the graph, for plans of the step as a whole
         self.relief: Callable[[], int] = lambda: 0  #: bytes that other graphs can hold less of from the next step on
         self.sizes: list[Any] = []  #: symbolic sizes of the graph's tensors
+        self.tail = budget.tail or NO_TAIL  #: what happens between forward and backward, as the plan has it
         self.counted = 0  #: peak of the plan as the search counts it
         self._lowered: dict[bool, Any] = {}
         self._default_peak: int | None = None  #: of the default plan, above the statics, where it was replayed
@@ -124,7 +126,6 @@ class BudgetPartitioner:
         Raises:
             BudgetInfeasibleError: no plan fits.
         """
-        n_outputs: int = kwargs["num_fwd_outputs"]
         copied = fx.GraphModule(joint, snapshot.copy_graph(joint.graph, keep=True))
         copied.meta.update(joint.meta)
         for node in reads_of_changed_inputs(copied.graph):
@@ -132,15 +133,31 @@ class BudgetPartitioner:
         default = compat.min_cut_partition(copied, joint_inputs, **kwargs)
         parts.prepare(joint)
         self.sizes = sizes_in(joint.graph)
-        self._default_peak = None
         if self.executor == "inductor":
             accumulate_in_place(joint)
+        if self.budget.tail is None:
+            inputs = self.budget.statics.inputs + targets_of(joint)
+            self.budget = replace(self.budget, statics=replace(self.budget.statics, inputs=inputs))
+        for tail in self._assumed(joint)[:-1]:
+            with contextlib.suppress(BudgetInfeasibleError):
+                return self._planned(joint, default, tail, kwargs)
+        return self._planned(joint, default, self._assumed(joint)[-1], kwargs)
+
+    def _assumed(self, joint: fx.GraphModule) -> tuple[Tail, ...]:
+        """What happens between forward and backward, as it was seen, or what may; the last needs least."""
+        if self.budget.tail is not None:
+            return (self.budget.tail,)
+        return tails_of(joint)[-1:] if self.budget.shared else tails_of(joint)
+
+    def _planned(self, joint: fx.GraphModule, default: Modules, tail: Tail, kwargs: dict[str, Any]) -> Modules:
+        """The graph split with `tail` between its halves."""
+        self.tail, self._default_peak = tail, None
         problem = problem_of(
-            joint, default, n_outputs, self.device, fused=self.executor == "inductor", tail=self.budget.tail,
+            joint, default, kwargs["num_fwd_outputs"], self.device, fused=self.executor == "inductor", tail=tail,
             follow=self.budget.follow,
         )  # fmt: skip
         room = self.budget.bytes - self.budget.statics.total - ENGINE_BYTES
-        self.search = search = Search(problem)
+        self.search = search = Search(problem, known=SEARCHES)
         with indices_kept() if self.executor == "inductor" else contextlib.nullcontext():
             chosen = self._choose(joint, default, search, room, kwargs)
         self._file(search, chosen)
@@ -196,8 +213,7 @@ class BudgetPartitioner:
         return found
 
     def _replayed_default(self, joint: fx.GraphModule, default: Modules, kwargs: dict[str, Any]) -> StepReplay:
-        tail = self.budget.tail or tail_of(joint)
-        self.outcome.replayed = base = self._replay(default, kwargs["num_fwd_outputs"], tail)
+        self.outcome.replayed = base = self._replay(default, kwargs["num_fwd_outputs"], self.tail)
         self._default_peak = base.peak_bytes
         return base
 
@@ -224,8 +240,7 @@ class BudgetPartitioner:
         n_outputs = kwargs["num_fwd_outputs"]
         static = kwargs.get("static_lifetime_input_indices") or ()
         modules = parts.finish(*parts.extract(written, saved, n_outputs, static))
-        tail = self.budget.tail or tail_of(joint)
-        replay = self._replay(modules, n_outputs, tail, settings=settings, improve=least_peak)
+        replay = self._replay(modules, n_outputs, self.tail, settings=settings, improve=least_peak)
         return Trial(modules, timeline, replay, self.budget.follow)
 
     def _replay(self, modules: Modules, n_outputs: int, tail: Tail, **how: Any) -> StepReplay:
@@ -274,7 +289,7 @@ def _least_held(search: Search) -> Timeline:
     """The plan that holds least between forward and backward."""
     problem, tail = search.problem, search.problem.tail
     problem.tail = tail + search.unconstrained
-    lean = Search(problem)
+    lean = Search(problem, known=SEARCHES)
     found = lean.at_most(lean.floor)
     assert found is not None  # the floor is one of its plans
     problem.tail = tail

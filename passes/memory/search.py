@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from optpass.passes.memory.classes import classes_of
+from optpass.passes.memory.known import Known, key_of
 from optpass.passes.memory.move import Candidate, Move
 from optpass.passes.memory.moves import Finder
 from optpass.passes.memory.problem import Problem
@@ -44,15 +45,27 @@ class Way:
     points: list[Waypoint] = field(default_factory=list)
 
 
+@dataclass
+class Found:
+    """What a search has found: the way, the seconds of recomputation at its start, and plans upwards from it."""
+
+    way: Way
+    base_s: float
+    upwards: list[Plan] | None = None
+
+
 class Search:
     """Finds the way once, and plans for any budget.
 
     Args:
         problem: the step.
         progress: told the peak after each batch of moves.
+        known: what other searches have found, for this one to go on from where the problem is equal.
     """
 
-    def __init__(self, problem: Problem, progress: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self, problem: Problem, progress: Callable[[int], None] | None = None, known: Known[Found] | None = None
+    ) -> None:
         self.problem = problem
         self._found_for = self._now()
         self.schedule = Schedule(problem)
@@ -63,8 +76,14 @@ class Search:
         self._pinned = pinned
         start = State(kept=set(problem.baseline) | (pinned & made))
         self.start = start
-        self.way = self._find(start)
-        self._upwards: list[Plan] | None = None
+        key = "" if known is None else key_of(problem)
+        found = None if known is None else known.get(key)
+        if found is None:
+            found = self._find(start)
+            if known is not None:
+                known.put(key, found)
+        self._found = found
+        self.way, self._base_s = found.way, found.base_s
 
     def _now(self) -> tuple[int, bool, int]:
         return self.problem.tail, self.problem.outputs_held, self.problem.kept
@@ -103,12 +122,15 @@ class Search:
 
     def refilled(self) -> list[Plan]:
         """Plans upwards from the way, found once: from its end, from its start, and from points between."""
-        if self._upwards is None:
+        if self._found.upwards is None:
             n = len(self.way.points)
             order = dict.fromkeys([n - 1, 0, *(n * i // 8 for i in (4, 2, 6, 1, 3, 5, 7)), *range(n)])
             states = (self.state_at(self.way.points[i].moves) for i in order)
-            self._upwards = Refill(self.schedule, self.classes, self._pinned).from_states(states)
-        return self._upwards
+            plans = Refill(self.schedule, self.classes, self._pinned).from_states(states)
+            if not self.holds:
+                return plans  # of another problem than others find it under
+            self._found.upwards = plans
+        return self._found.upwards
 
     def frontier(self) -> list[tuple[int, float]]:
         """Peak and seconds of recomputation beyond the baseline's, of it and of each plan that is faster than all of
@@ -155,19 +177,19 @@ class Search:
 
     # ---- the way ------------------------------------------------------------------------------------------------
 
-    def _find(self, start: State) -> Way:
+    def _find(self, start: State) -> Found:
         state = start.copy()
         timeline = self.schedule.run(state)
         way = Way(points=[Waypoint(0, timeline.peak, 0.0)])
-        self._base_s = timeline.recomputed_s
+        base_s = timeline.recomputed_s
         tabu: set[tuple[object, ...]] = set()
         while True:
             step = self._step(state, timeline, tabu)
             if step is None:
-                return way
+                return Found(way, base_s)
             moves, state, timeline = step
             way.moves.extend(moves)
-            way.points.append(Waypoint(len(way.moves), timeline.peak, timeline.recomputed_s - self._base_s))
+            way.points.append(Waypoint(len(way.moves), timeline.peak, timeline.recomputed_s - base_s))
             self._progress(timeline.peak)
 
     def _step(

@@ -239,7 +239,7 @@ def test_plans_are_selected_together():
 def test_what_a_lone_graph_holds_is_not_searched_for(programs, monkeypatch):
     problem = programs.problem_of(programs.joint_of(programs.Chain(), torch.randn(16, 8)))
     known, searched = Search(problem), []
-    monkeypatch.setattr(allot, "Search", lambda problem: searched.append(problem.tail) or Search(problem))
+    monkeypatch.setattr(allot, "Search", lambda problem, **how: searched.append(problem.tail) or Search(problem, **how))
     alone = choices_of(known, problem.tail, waits=False)
     assert not searched  # the plan's own search says all
     among = choices_of(known, problem.tail)

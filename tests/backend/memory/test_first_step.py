@@ -1,0 +1,79 @@
+"""The first step of a program whose loss is outside of the graph: nothing of it was seen when the plan is made."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import optpass
+from optpass.backend.memory.measure import measure_peak, storage_bytes
+from optpass.backend.memory.together import STEPS
+
+ROWS, WIDTH, CLASSES = 512, 32, 8
+
+
+def first_step(model, inputs, loss, held, budget):
+    """Peak and prediction of the first step, as it was planned before the loss was seen."""
+    torch._dynamo.reset()
+    optpass.reset_report()
+    STEPS.forget()
+    options = {"inner": "aot_eager", "optimizer": "none", "memory_budget": budget, "strict": True}
+    call = torch.compile(model, backend="optpass", options=options)
+
+    def step():
+        out = call(inputs)
+        loss(out).backward()
+
+    found = call(inputs)
+    sites = [*optpass.report().sites("memory budget"), *optpass.report().declined("memory budget")]
+    figures = dict(sites[-1].cost)
+    del found
+    STEPS.forget()
+    peak = storage_bytes([*model.parameters(), inputs, *held]) + measure_peak(step).bytes_above_start
+    for parameter in model.parameters():
+        parameter.grad = None
+    return peak, figures
+
+
+def classes():
+    """Rows of scores, and a class for each."""
+    target = torch.randint(0, CLASSES, (ROWS,))
+    return CLASSES, [target], lambda out: F.cross_entropy(out, target)
+
+
+def squares():
+    """Outputs of the inputs' shape, as regressions have them."""
+    return WIDTH, [], lambda out: out.square().mean()
+
+
+@pytest.mark.parametrize("kind", [classes, squares])
+def test_a_loss_that_was_not_seen_is_counted(kind):
+    torch.manual_seed(0)
+    width, held, loss = kind()
+    layers = [layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())]
+    inputs = torch.randn(ROWS, WIDTH)
+
+    def step(budget):
+        torch.manual_seed(1)
+        return first_step(nn.Sequential(*layers, nn.Linear(WIDTH, width)), inputs, loss, held, budget)
+
+    _, most = step(10**10)
+    floor, top = most["floor_bytes"], most["unconstrained_bytes"]
+    for part in (0.0, 0.3, 0.7):
+        budget = int(floor + part * (top - floor))
+        peak, figures = step(budget)
+        assert peak <= budget
+        assert abs(figures["predicted_peak_bytes"] - peak) <= 64
+
+
+def test_what_a_regression_may_need_refuses_no_other_loss():
+    """Outputs of the inputs' shape whose loss is a graph of its own, or small, fit less than a mean of squares does."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())))
+    inputs = torch.randn(ROWS, WIDTH)
+    _, most = first_step(model, inputs, lambda out: out.square().mean(), [], 10**10)
+    budget = int(most["floor_bytes"]) - ROWS * WIDTH * 4 // 2
+    peak, figures = first_step(model, inputs, lambda out: out.mean(), [], budget)
+    assert peak <= budget and figures["predicted_peak_bytes"] <= budget
