@@ -18,6 +18,7 @@ from optpass.passes.attention.gate.lookup import Found, find
 from optpass.passes.attention.gate.table import Figures, Table, factor, per_score
 from optpass.passes.attention.problem import Problem
 from optpass.passes.devices import DeviceSpec
+from optpass.passes.processor import multiplied_in
 from optpass.units import format_seconds
 
 #: How a causal or bool mask reaches the inner compiler: read from memory, or computed from positions. A float mask is
@@ -34,6 +35,13 @@ CAUTION: Mapping[str, float] = {"measured": 1.0, "published": 1.1, "extrapolated
 _CHUNK = 64
 #: What stands in for dtypes that were not measured, and how much longer their scores take.
 _STAND_IN: Mapping[str, tuple[str, float]] = {"float64": ("float32", 2.0), "float16": ("bfloat16", 1.0)}
+#: What half precision takes, forward and in training, in float32's figures of another processor, on one that has no
+#: instructions for it: medians, and the least of the inner compiler's, of 72 sizes on an AVX2 processor
+#: (bench/results/amd-epyc-avx2-attention_table.json), by what float32's flash attention takes there.
+_WITHOUT: Mapping[str, Mapping[str, tuple[float, float]]] = {
+    "bfloat16": {UNFUSED: (12.0, 9.0), "cpu_flash": (1.2, 5.0), "blocks": (2.3, 1.75)},
+    "float16": {UNFUSED: (12.0, 9.0), "cpu_flash": (2.0, 6.6), "blocks": (2.3, 1.75)},
+}
 #: Part of a kernel's time that threads share, where it is not all: at the end of each operator of each block they wait
 #: for each other. Measured on two, lengths 256 to 2048: 0.2 to 0.9 in float32, where that is one head, else 0.8 to 1.
 _SHARED: Mapping[tuple[str, str], float] = {("blocks", "float32"): 0.5, ("blocks", "bfloat16"): 0.9}
@@ -158,6 +166,10 @@ def _measured(found: Found | None, problem: Problem, kernel: str) -> tuple[Figur
     if found is None:
         return None
     dtype = _dtype(problem)
+    if found.fit == "extrapolated" and problem.device == "cpu" and multiplied_in(problem.dtype) != problem.dtype:
+        figures = found.table.of("float32", problem.training, kernel)
+        without = _WITHOUT[dtype].get(kernel)
+        return None if figures is None or without is None else (figures, without[problem.training])
     for name, times in ((dtype, 1.0), _STAND_IN.get(dtype, (dtype, 1.0))):
         figures = found.table.of(name, problem.training, kernel)
         if figures is not None:

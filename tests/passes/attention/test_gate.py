@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from optpass.errors import ConfigError
-from optpass.passes import devices
+from optpass.passes import devices, processor
 from optpass.passes.attention import gate
 from optpass.passes.attention.gate import Figures, Found, Table, decide, fused, heap, unfused
 from optpass.passes.attention.gate.table import Axes, Base, along, from_json, per_score
@@ -271,6 +271,32 @@ def test_float64_stands_on_float32() -> None:
     wide = problem(dtype=torch.float64)
     assert alone_ns(wide) == pytest.approx(2 * alone_ns(problem()))
     assert fused_ns(wide) == pytest.approx(2 * fused_ns(problem()))
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_without_instructions_stands_on_float32(
+    dtype: torch.dtype, training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever another kind of processor makes of it; one that was measured itself says so itself."""
+    figures = {f"{name} {mode}": {"unfused": UNFUSED, "cpu_flash": FLASH, "flex": FLASH}
+               for name in ("float32", "bfloat16", "float16") for mode in ("forward", "training")}  # fmt: skip
+    other = Found(table(figures=figures), "extrapolated")
+    half, single = (problem(dtype=d, training=training) for d in (dtype, torch.float32))
+
+    def times(found: Found, kernel: str) -> float:
+        one, base = (gate.fused(p, kernel, CPU, table=found) for p in (half, single))
+        assert one is not None and base is not None
+        return one.us / base.us
+
+    monkeypatch.setattr(processor, "instructions", lambda: "AVX2")
+    assert times(other, "cpu_flash") > 1.1
+    unfused = gate.unfused(half, CPU, table=other).us / gate.unfused(single, CPU, table=other).us
+    assert unfused > 1.25 * times(other, "cpu_flash")
+    assert gate.fused(half, "flex", CPU, table=other) is None  # nobody measured it there
+    assert times(dataclasses.replace(other, fit="measured"), "cpu_flash") == 1.0
+    monkeypatch.setattr(processor, "instructions", lambda: "AVX512 bfloat16 float16")
+    assert times(other, "cpu_flash") == 1.0
 
 
 def test_the_table_of_the_nearest_processor_and_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
