@@ -77,6 +77,13 @@ def _is_division(expr: Any) -> bool:
     return type(expr).__name__ == "FloorDiv"
 
 
+def _divisions(expr: Any) -> list[Any]:
+    """The outermost divisions with rounding in an expression."""
+    if not isinstance(expr, sympy.Expr):
+        return []
+    return [expr] if _is_division(expr) else [d for a in expr.args for d in _divisions(a)]
+
+
 def _divided(expr: Any) -> Any:
     """`a // b` as `a / b` where that is a whole number."""
     found = quotient(*expr.args) if not any(a.has(type(expr)) for a in expr.args) else None
@@ -104,37 +111,55 @@ def quotient(a: Size, b: Size) -> Any:
     a, b = expression(a), expression(b)
     if isinstance(a, int) and isinstance(b, int):
         return a // b if b > 0 and a % b == 0 else None
+    divisions = {d: sympy.Dummy(integer=True) for e in (a, b) for d in _divisions(e)}  # each a whole number as well
+    back = {symbol: division for division, symbol in divisions.items()}
     try:
-        result = sympy.cancel(sympy.sympify(a) / sympy.sympify(b))
+        a, b = (sympy.sympify(e).xreplace(divisions) for e in (a, b))
+        result = sympy.cancel(a / b)
         top, bottom = sympy.fraction(result)
         symbols = top.free_symbols
         whole = bottom == 1 and (not symbols or all(c.is_Integer for c in sympy.Poly(top, *symbols).coeffs()))
-    except sympy.PolynomialError:  # a division with rounding that stays one
+    except sympy.PolynomialError:  # another operation with rounding
         return None
+    result = result.xreplace(back)
     return expression(result) if whole else None
 
 
 def regroup(dims: Dims, shape: Sequence[Size]) -> Dims | None:
     """The axes of a tensor of `shape` that holds the same elements in the same order; None if it cuts across axes."""
-    queue = list(flat(dims))
-    result: list[tuple[Axis, ...]] = []
-    for size in shape:
-        group: list[Axis] = []
-        need = expression(size)
-        while not is_one(need):
-            if not queue:
-                return None
-            axis = queue.pop(0)
-            rest, inside = quotient(need, axis.size), quotient(axis.size, need)
-            if rest is not None:
-                group.append(axis)
-                need = rest
-            elif inside is not None:
-                queue[:0] = axis.split(need)
-            else:
-                return None
-        result.append(tuple(group))
-    return None if queue else tuple(result)
+    queue, sizes = list(flat(dims)), list(shape)
+    front: list[tuple[Axis, ...]] = []
+    while sizes and (group := _group(queue, sizes[0])) is not None:
+        front.append(group)
+        sizes.pop(0)
+    back: list[tuple[Axis, ...]] = []
+    while len(sizes) > 1 and (group := _group(queue, sizes[-1], last=True)) is not None:
+        back.insert(0, group)
+        sizes.pop()
+    if len(sizes) == 1 and queue:  # both hold as many elements, so what is left on one side is what is on the other
+        front.append(tuple(queue))
+        queue, sizes = [], []
+    return None if queue or sizes else (*front, *back)
+
+
+def _group(queue: list[Axis], size: Size, *, last: bool = False) -> tuple[Axis, ...] | None:
+    """Take axes of together this size off one end of the queue; None, and the queue as it was, if there are none."""
+    rest, group, need = list(queue), list[Axis](), expression(size)
+    while not is_one(need):
+        if not rest:
+            return None
+        axis = rest.pop() if last else rest.pop(0)
+        times, inside = 1 if equal(need, axis.size) else quotient(need, axis.size), quotient(axis.size, need)
+        if times is not None:
+            group.insert(0 if last else len(group), axis)
+            need = times
+        elif inside:  # nothing is not split
+            at = len(rest) if last else 0
+            rest[at:at] = axis.split(inside if last else need)
+        else:
+            return None
+    queue[:] = rest
+    return tuple(group)
 
 
 def unexpand(dims: Dims, shape: Sequence[Size], source: Sequence[Size]) -> Dims:

@@ -1,43 +1,47 @@
 """Finding attention: a product of weights and values, the softmax behind the weights, the scores behind the softmax.
 
 The search starts at every matrix product and looks backwards; what an operand is called or how it is laid out plays no
-part. `scores` reads the chain between the two products.
+part. `walk` goes up to the softmax, `scores` reads the chain between it and the first product.
 """
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
-from optpass.passes.attention.axes import Axis, Dims, above, atoms, broadcast, equal, flat, fresh, is_one, resolve
+import torch
+
+from optpass.passes.attention import sinks
+from optpass.passes.attention.axes import Dims, above, atoms, broadcast, equal, flat, is_one, resolve
 from optpass.passes.attention.ir import Program, Value, arg
 from optpass.passes.attention.operands import (
-    FLOATS,
     PRODUCTS,
     Constant,
     Now,
     exact_cast,
+    not_zero,
     peel,
-    product_operands,
     row_maximum_values,
-    scaled,
     shifts_rows,
 )
+from optpass.passes.attention.picks import apply_picks, take_part
 from optpass.passes.attention.scores import Reader
-from optpass.passes.attention.sinks import appended, behind
-from optpass.passes.attention.site import Blocked, Factor, Number, Operand, Site
-
-#: How far up from a product a softmax is looked for when its weights cannot be followed: only to say why not.
-_LOOK = 8
+from optpass.passes.attention.sinks import appended
+from optpass.passes.attention.site import Blocked, Fill, Operand, Scores, Site
+from optpass.passes.attention.walk import NoSoftmaxError, SumError, Walk, Weights
 
 
 @dataclass
 class Found:
-    """A product that looks like an attention's second: the site, or why it is none."""
+    """A product that looks like an attention's second: the site, or why it is none.
+
+    Several sites where the weights are a sum of softmaxes: what each makes of v adds up to the product.
+    """
 
     product: Value
-    site: Site | None = None
+    sites: list[Site] = field(default_factory=list)
     blocked: Blocked | None = None
 
 
@@ -54,149 +58,49 @@ def find(program: Program, constant: Constant, now: Now) -> Iterator[Found]:
                 break
 
 
-@dataclass
-class _Walk:
-    """Where the walk from the second product up to the softmax stands, and what it has passed."""
-
-    value: Value
-    dims: Dims
-    passed: list[Value] = field(default_factory=list)
-    dropout: float = 0.0
-    dropout_value: Value | None = None
-    weight: Number = 1.0
-    weights: list[Factor] = field(default_factory=list)
-    zeroed: list[tuple[Value, bool]] = field(default_factory=list)
-    sliced: Value | None = None  #: the slice that drops the sink's column
-
-
-class _Weights:
-    """One operand of one product, taken for the attention weights."""
-
-    def __init__(self, program: Program, product: Value, side: int, constant: Constant, now: Now) -> None:
-        self.program, self.product, self.constant, self.now = program, product, constant, now
-        self.out_dims = fresh(product.shape)
-        operands = product_operands(product)
-        (self.inner,) = fresh(operands[0].shape[-1:])
-        batch, (rows, columns) = self.out_dims[:-2], self.out_dims[-2:]
-        left, right = (*batch, rows, self.inner), (*batch, self.inner, columns)
-        self.rows = rows if side == 0 else columns
-        self.walk = _Walk(operands[side], left if side == 0 else right)
-        self.other = Operand(operands[1 - side], right if side == 0 else left)
-
-    @property
-    def keys(self) -> tuple[Axis, ...]:
-        return atoms(self.inner)
+class _Weights(Weights):
+    """One operand of one product, and the sites that it is the weights of."""
 
     def find(self) -> Found | None:
         """The site, the reason why it is none, or None where there is no softmax behind this operand."""
-        if not self.inner or not self._may_be_weights(self.walk.value):
+        if not self.inner or not self.may_be_weights(self.walk.value):
             return None
         try:
-            logits, dims, softmax = self._to_softmax()
-            return Found(self.product, self._site(logits, dims, softmax))
-        except _NoSoftmax:
+            return Found(self.product, self._sites())
+        except NoSoftmaxError:
             return None
         except Blocked as blocked:
             return Found(self.product, blocked=blocked)
 
-    # ---- from the product up to the softmax -------------------------------------------------------------------
+    def _sites(self) -> list[Site]:
+        """One for each softmax that the weights are a sum of."""
+        try:
+            logits, dims, softmax = self.to_softmax()
+        except SumError as found:
+            return self._of_terms(found.value)
+        return [self._site(logits, dims, softmax)]
 
-    def _to_softmax(self) -> tuple[Value, Dims, Value]:
-        """The softmax's input, its axes, and the softmax."""
-        walk = self.walk
-        while True:
-            value = walk.value
-            found = self._softmax_at(value)
-            if found is not None:
-                walk.passed.append(value)
-                return found
-            if not self._step(value):
-                if self._softmax_above(value):
-                    name = value.name or "an operation that is not looked into"
-                    raise Blocked(f"between the softmax and the product with v stands {name}", value)
-                raise _NoSoftmax
-            walk.passed.append(value)
-
-    def _step(self, value: Value) -> bool:
-        walk = self.walk
-        step = above(value, walk.dims)
-        if step is not None:
-            if set(flat(step[1])) != set(flat(walk.dims)):
-                return False
-            walk.value, walk.dims = step
-            return True
-        source = value.args[0] if value.args and isinstance(value.args[0], Value) else None
-        if source is None:
-            return False
-        if value.name == "_to_copy" and source.dtype in FLOATS and value.dtype in FLOATS:
-            walk.value = source
-            return True
-        if value.name == "native_dropout" and value.index == 0 and walk.dropout_value is None:
-            walk.value, walk.dropout, walk.dropout_value = source, float(value.args[1]), value
-            return True
-        if value.name == "masked_fill" and self._number(value.args[2]) == 0:
-            walk.value = source
-            walk.zeroed.append((value.args[1], True))
-            return True
-        if value.name == "slice" and walk.sliced is None:
-            return self._drop_column(value, source)
-        return value.name in ("mul", "div") and self._multiplied(value)
-
-    def _number(self, item: Any) -> Any:
-        return self.constant(item) if isinstance(item, Value) else item
-
-    def _multiplied(self, value: Value) -> bool:
-        """Weights times a number, or a tensor that is the same for all keys: it moves behind the product with v."""
-        walk = self.walk
-        number, source = scaled(value, self.constant)
-        if number is not None and source is not None and source.dim == value.dim:
-            walk.value, walk.weight = source, walk.weight * number
-            return True
-        if arg(value, "rounding_mode") if value.name == "div" else False:
-            return False
-        for source, other in ((value.args[0], value.args[1]), (value.args[1], value.args[0])):
-            if not isinstance(source, Value) or not isinstance(other, Value) or source.dim != value.dim:
-                continue
-            if (value.name == "div" and source is not value.args[0]) or not self._softmax_above(source):
-                continue
-            dims = broadcast(walk.dims, other.shape)
-            if set(flat(broadcast(walk.dims, source.shape))) != set(flat(walk.dims)):
-                continue
-            if set(flat(dims)) & set(self.keys):
-                raise Blocked("weights are multiplied by a tensor over the keys after the softmax", value)
-            walk.weights.append(Factor(Operand(other, dims), inverse=value.name == "div"))
-            walk.value = source
-            return True
-        return False
-
-    def _drop_column(self, value: Value, source: Value) -> bool:
-        """`weights[..., :-1]` or `weights[..., 1:]`: the softmax had one more column than there are keys."""
-        _, dim, start, _, step = value.args
-        dim %= value.dim
-        more = equal(source.shape[dim], value.shape[dim] + 1)
-        if step != 1 or start not in (0, None, 1) or not more or atoms(self.walk.dims[dim]) != self.keys:
-            return False
-        self.front = start == 1
-        dims = list(self.walk.dims)
-        dims[dim] = (Axis(source.shape[dim]),)
-        self.walk.value, self.walk.dims, self.walk.sliced = source, tuple(dims), value
-        self.wide = dims[dim]
-        return True
-
-    # ---- the spellings of softmax -----------------------------------------------------------------------------
-
-    def _softmax_at(self, value: Value) -> tuple[Value, Dims, Value] | None:
-        """The input of the softmax that `value` is; None if it is none."""
-        found = _softmax_input(value)
-        if found is None:
-            return None
-        logits, dim, inside = found
-        dims = resolve(self.walk.dims)
-        wanted = atoms(self.wide) if self.walk.sliced is not None else self.keys
-        if dims[dim % value.dim] != wanted and set(dims[dim % value.dim]) != set(wanted):
-            raise Blocked("the softmax runs over another dim than the one that is summed with v", value)
-        self.walk.passed.extend(inside)
-        return logits, dims, value
+    def _of_terms(self, value: Value) -> list[Site]:
+        """The sites of `a · left + b · right`; what is inside one is inside all."""
+        if self.walk.dropout_value is not None:
+            raise Blocked("a sum of weights is dropped as a whole", value)
+        if self.walk.sliced is not None:
+            raise Blocked("a column of a sum of weights is dropped", value)
+        left, right, alpha = value.args[0], value.args[1], arg(value, "alpha") or 1.0
+        sites: list[Site] = []
+        for term, sign in ((left, 1.0), (right, float(alpha) * (-1.0 if value.name == "sub" else 1.0))):
+            walk = self.walk
+            branch = copy.copy(self)
+            branch.summed = True
+            branch.walk = Walk(
+                term, walk.dims, [*walk.passed, value], weight=walk.weight * sign, weights=[*walk.weights],
+                zeroed=[*walk.zeroed], picks=[*walk.picks], shared=walk.shared,
+            )  # fmt: skip
+            sites += branch._sites()
+        inside = list(dict.fromkeys(v for site in sites for v in site.values))
+        for site in sites:
+            site.values = inside
+        return sites
 
     def _site(self, logits: Value, dims: Dims, softmax: Value) -> Site:
         sink, read, walk = None, logits, self.walk
@@ -204,15 +108,52 @@ class _Weights:
             logits, dims, sink = self._sink(logits, dims)
         reader = Reader(self.inner, lambda: flat(dims), self.constant, self.now)
         scores = reader.read(logits, dims)
+        if self.spelled.scale != 1.0:
+            reader.scaled_by(scores, self.spelled.scale, logits)
         if sink is not None and scores.shifted:
             raise Blocked("scores are shifted against the column that is appended to them", logits)
+        binary = [*scores.binary, *self._hide(scores, dims)]
+        if sink is None and self.spelled.sink is not None:
+            sink = sinks.of_sum(self.spelled, logits, dims, self.keys)
+            if scores.shifted:
+                raise Blocked("scores are shifted against what is added to the sum of their exponentials", logits)
+        picks = walk.picks[::-1]  # the part of a part: what was met last is what the scores have
+        apply_picks(scores, picks)
+        for pick in picks:
+            sink = None if sink is None else take_part(sink, pick)
+            walk.weights = [replace(f, operand=take_part(f.operand, pick)) for f in walk.weights]
+            binary = [take_part(o, pick) for o in binary]
         value, factor = peel(self.other, self.constant, grad=self.product.grad)
         weight = walk.weight * factor
+        output, out_dims = self.product, self.out_dims
+        if self.finished is not None:
+            output, out_dims, softmax = self.finished.output, self.finished.dims, self.finished.output
         site = Site(
-            self.product, resolve(self.out_dims), self.out_dims[-2:], value, scores, self.keys, softmax, sink,
+            output, resolve(out_dims), self.out_dims[-2:], value, scores, self.keys, softmax, sink,
             walk.dropout, walk.dropout_value, weight, walk.weights, walk.zeroed, [*walk.passed, *scores.values],
+            sink_behind=self.spelled.sink is not None, binary=binary,
+            alone=bool(self.spelled.hidden) or self.spelled.sink is not None,
         )  # fmt: skip
-        return site if sink is not None else behind(site, read, dims, self.program)
+        if sink is not None or walk.picks or self.finished is not None:
+            return site
+        return sinks.behind(site, read, dims, self.program, weights_only=self.summed)
+
+    def _hide(self, scores: Scores, dims: Dims) -> list[Operand]:
+        """Masks of the exponentials as masks of the scores; returns what must be proved to hold nothing but 0 and 1."""
+        binary = []
+        for hidden in self.spelled.hidden:
+            if scores.floor is not None:
+                raise Blocked("scores are clamped before their exponentials are masked", hidden.mask)
+            if hidden.mask.dim > len(dims):
+                raise Blocked("the mask has more dims than the scores", hidden.mask)
+            mask, axes = hidden.mask, broadcast(dims, hidden.mask.shape)
+            if hidden.keep_when is None:
+                binary.append(Operand(mask, axes))
+                mask = not_zero(mask)
+            if mask.dtype != torch.bool:
+                raise Blocked("the mask is not boolean", mask)
+            scores.fills.append(Fill(Operand(mask, axes), hidden.keep_when is not False, -math.inf))
+        return binary
 
     def _sink(self, logits: Value, dims: Dims) -> tuple[Value, Dims, Operand]:
         """Through `cat([scores, sink])`, with the casts and the shift by the maximum that come after it."""
@@ -244,74 +185,3 @@ class _Weights:
             sink, sink_dims = step
             step = above(sink, sink_dims)
         return parts[0], tuple(inner), Operand(sink, resolve(sink_dims))
-
-    # ---- looking ahead ----------------------------------------------------------------------------------------
-
-    def _may_be_weights(self, value: Value) -> bool:
-        return value.dtype in FLOATS and self._softmax_above(value)
-
-    def _softmax_above(self, value: Value) -> bool:
-        """Whether a softmax (in any spelling) is a few operations other than products up from `value`."""
-        level, seen = [value], {value}
-        for _ in range(_LOOK):
-            following: list[Value] = []
-            for item in level:
-                if item.name in ("_softmax", "_log_softmax", "exp") or self._made_by_softmax(item):
-                    return True
-                for source in () if item.name in PRODUCTS else self._sources(item):
-                    if source not in seen:
-                        seen.add(source)
-                        following.append(source)
-            level = following
-        return False
-
-    def _made_by_softmax(self, value: Value) -> bool:
-        """An opaque value that a softmax was written to (`softmax(s, -1, out=s)`)."""
-        writers = self.program.writes.get(value.storage, ()) if value.leaf == "opaque" else ()
-        return any("softmax" in str(node.target) for node in writers)
-
-    def _sources(self, value: Value) -> list[Value]:
-        """What a value is computed from; of an opaque one, what its node is given."""
-        if value.leaf != "opaque" or value.node is None:
-            return list(value.inputs())
-        nodes = {value.node, *self.program.writes.get(value.storage, ())}
-        given = (self.program.of_node.get(source) for node in nodes for source in node.all_input_nodes)
-        return [v for v in given if isinstance(v, Value)]
-
-
-class _NoSoftmax(Exception):
-    """The operand has no softmax behind it."""
-
-
-def _softmax_input(value: Value) -> tuple[Value, int, list[Value]] | None:
-    """(input, dim, values inside) where `value` is the softmax of the input over one dim."""
-    if value.name == "_softmax":
-        return value.args[0], value.args[1], []
-    if value.name == "exp" and value.args[0].name == "_log_softmax":
-        return value.args[0].args[0], value.args[0].args[1], [value.args[0]]
-    if value.name == "exp" and value.args[0].name == "sub":
-        return _exp_minus_logsumexp(value.args[0])
-    return _normalised(value) if value.name == "div" else None
-
-
-def _exp_minus_logsumexp(shifted: Value) -> tuple[Value, int, list[Value]] | None:
-    x, norm = shifted.args[0], shifted.args[1]
-    if not isinstance(norm, Value) or norm.name != "logsumexp" or norm.args[0] is not x or shifted.args[2] != 1:
-        return None
-    over = list(norm.args[1])
-    return (x, over[0], [shifted, norm]) if len(over) == 1 and norm.args[2] else None
-
-
-def _normalised(value: Value) -> tuple[Value, int, list[Value]] | None:
-    """`exp(x) / exp(x).sum(dim, keepdim=True)`: a softmax by hand, with or without its maximum taken off."""
-    top, bottom = value.args[0], value.args[1]
-    if arg(value, "rounding_mode") or not isinstance(top, Value) or not isinstance(bottom, Value):
-        return None
-    inside = [bottom]
-    while bottom.name in ("expand", "alias"):
-        bottom = bottom.args[0]
-        inside.append(bottom)
-    if top.name != "exp" or bottom.name != "sum" or bottom.args[0] is not top or not arg(bottom, "keepdim"):
-        return None
-    over = list(arg(bottom, "dim") or ())
-    return (top.args[0], over[0], [top, *inside]) if len(over) == 1 else None

@@ -171,6 +171,8 @@ class Writer:
             for part in parts[1:]:
                 result = self.call(operator.add if isinstance(size, sympy.Add) else operator.mul, result, part)
             return result
+        if type(size).__name__ == "FloorDiv":
+            return self.call(operator.floordiv, self.size(size.args[0]), self.size(size.args[1]))
         raise Blocked(f"a size ({size}) that no node of the graph holds")
 
     def number(self, number: Any) -> Any:

@@ -100,7 +100,8 @@ class _Lowering:
             self.grad = bool(node.args[0])
             return None
         higher = isinstance(node.target, torch._ops.HigherOrderOperator)
-        if name in _CLOSED or node.op == "call_module" or higher or str(node.target) in _RESHAPING:
+        closed = name in _CLOSED and not (name == "linear" and self._of_made_weight(node))
+        if closed or node.op == "call_module" or higher or str(node.target) in _RESHAPING:
             return self._closed(node)
         try:
             args, kwargs = self._materialise((node.args, node.kwargs))
@@ -115,6 +116,15 @@ class _Lowering:
             return self._closed(node)
         self.program.ran.add(node)
         return result
+
+    def _of_made_weight(self, node: fx.Node) -> bool:
+        """Whether a linear layer's weight is computed: `F.linear(q, k)` is q kᵀ."""
+        weight = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
+        return self._is_made(weight)
+
+    def _is_made(self, item: Any) -> bool:
+        found = self.program.node_value(item)
+        return found is not None and found.op is not None
 
     def _call(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         if node.op == "call_method":

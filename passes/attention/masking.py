@@ -69,7 +69,7 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
         raise Blocked("the appended column depends on the keys", site.output)
     fills = [(f, _prove(f.mask, frame, prover, keep_when=f.keep_when)) for f in scores.fills]
     terms = [Term(b, _prove(b.operand, frame, prover, keep_when=True)) for b in scores.biases]
-    proofs = [p for _, p in fills] + [t.facts for t in terms]
+    proofs = [p for _, p in fills] + [t.facts for t in terms] + [_binary(o, frame, prover) for o in site.binary]
     fills = [(f, p) for f, p in fills if p.kind != "all"]
     terms = [t for t in terms if t.facts.kind != "all"]
     facts = [p for _, p in fills] + [t.facts for t in terms]
@@ -82,6 +82,11 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
     together = _together(site, frame, prover, [f for f, _ in fills], hiding)
     if len(hiding) == len(terms) and together.kind == "causal" and not site.zeroed:
         return MaskPlan("causal", facts=facts, proofs=proofs)
+    never = together.row_never_empty and all(t.hides or t.bounded(no_key(site)) for t in terms)
+    if site.alone and exact_rows and not never:
+        raise Blocked(
+            f"rows without a single key come out in a way of their own by this softmax{_ALLOWED}", site.softmax
+        )
     proved = [*((f.mask, p) for f, p in fills), *((t.bias.operand, t.facts) for t in terms)]
     row_free = frozenset(o for o, p in proved if p.kind == "padding" and "q" in _asked(o, frame, True)[1])
     if any(abs(v) > scores.largest for t in terms for v in t.extremes if math.isfinite(v)):
@@ -94,7 +99,7 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
     large = [t for t in terms if not t.small(limit)]
     if site.zeroed and fills:
         empty = _zeroed(site, fills, large)
-    elif together.row_never_empty and all(t.hides or t.bounded(no_key(site)) for t in terms):
+    elif never:
         empty = "large" if training and not settled else "never"
         if empty == "large" and site.sink is not None:
             # The column takes part in every row: masks far below it do no harm, and rows cannot be shifted against it.
@@ -143,7 +148,9 @@ def _at_the_floor(site: Site, terms: list[Term]) -> float:
 def _loses_rows(site: Site) -> bool:
     """`exp(x - logsumexp(x))`, and `exp(x) / sum` without the maximum taken off: large numbers are lost on both."""
     spelled = site.softmax.name
-    return (spelled == "exp" and site.softmax.args[0].name == "sub") or (spelled == "div" and not site.scores.shifted)
+    if spelled in ("div", "mul"):
+        return not site.scores.shifted
+    return spelled == "exp" and site.softmax.args[0].name == "sub"
 
 
 def _together(site: Site, frame: Frame, prover: Prover, fills: list[Fill], hiding: list[Term]) -> MaskFacts:
@@ -184,6 +191,9 @@ def _empty_rows(
     other_gradients = Blocked(f"rows without a single key would pass other gradients{_ALLOWED}", site.output)
     narrow = any(dtype not in (torch.float32, torch.float64) for dtype in site.scores.added_in)
     if training and _uneven(site, terms) and (narrow or site.scores.floor):  # sums are rounded off as the user's are
+        raise other_gradients
+    if training and any(t.masked and t.bias.factors for t in terms):
+        # A mask that a tensor scales: what flows to the tensor is rounded off as the user's sums are.
         raise other_gradients
     if not fills:
         return "added"
@@ -226,6 +236,14 @@ def _tells_keys_apart(site: Site, terms: list[Term]) -> bool:
 def _prove(operand: Operand, frame: Frame, prover: Prover, *, keep_when: bool) -> MaskFacts:
     value, names, keep = _asked(operand, frame, keep_when)
     return prover.prove(value, names, _length(frame.rows, value), _length(frame.keys, value), keep)
+
+
+def _binary(operand: Operand, frame: Frame, prover: Prover) -> MaskFacts:
+    """Proof that a factor of scores or exponentials is 0 or 1."""
+    facts = _prove(operand, frame, prover, keep_when=True)
+    if not facts.values or not set(facts.values) <= {0.0, 1.0}:
+        raise Blocked("masked by a product with what is not proved to be 0 or 1", operand.value)
+    return facts
 
 
 def _length(axes: tuple[Axis, ...], like: Value) -> int | torch.SymInt:

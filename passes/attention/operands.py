@@ -102,3 +102,41 @@ def row_maximum_values(candidate: Value, scores: Value) -> list[Value]:
         found.append(candidate)
         candidate = candidate.args[0]
     return found
+
+
+def not_zero(value: Value) -> Value:
+    """`value != 0`, which no node of the graph computes."""
+    return Value(
+        value.tensor.new_empty(value.shape, dtype=torch.bool), op=torch.ops.aten.ne.Scalar, args=(value, 0),
+        node=value.node, grad=value.grad, autocast=value.autocast,
+    )  # fmt: skip
+
+
+def complement(value: Value, constant: Constant) -> tuple[float, Value] | None:
+    """`(c, m)` where `value` is `c · (1 - m)`, m without its casts; None if it is not."""
+    number = 1.0
+    while True:
+        times, source = scaled(value, constant)
+        if source is not None and isinstance(times, float) and source.dim == value.dim:
+            value, number = source, number * times
+        elif value.name == "_to_copy":
+            value = value.args[0]
+        else:
+            break
+    if value.name == "rsub":
+        mask, one = value.args[0], value.args[1]
+    elif value.name == "sub":
+        one, mask = value.args[0], value.args[1]
+    else:
+        return None
+    if not isinstance(mask, Value) or arg(value, "alpha") not in (None, 1):
+        return None
+    one = constant(one) if isinstance(one, Value) else one
+    return (number, uncast(mask)) if one == 1 else None
+
+
+def uncast(value: Value) -> Value:
+    """What `value` was before its casts."""
+    while value.name == "_to_copy":
+        value = value.args[0]
+    return value

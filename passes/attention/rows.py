@@ -170,7 +170,9 @@ class EmptyRows:
     def _evenly(self) -> bool:
         """Proved: in a row without a key all keys carry the same number."""
         capped = self.plan.site.scores.softcaps  # of which the gradient depends on the score
-        return not capped and not self.plan.mask.uneven and all(facts.values for facts in self.plan.mask.facts)
+        scaled = any(bias.factors for bias in self.plan.mask.biases)  # by a tensor, of which nothing is known
+        known = not scaled and all(facts.values for facts in self.plan.mask.facts)
+        return not capped and not self.plan.mask.uneven and known
 
     def _same_for_all_queries(self, mask: fx.Node) -> bool:
         """The weights that the mask leaves a row without a key, where queries share keys and values."""

@@ -12,18 +12,21 @@ from typing import Any
 import torch
 
 from optpass.passes.attention.axes import Axis, Dims, above, atoms, broadcast, flat, fresh, resolve
-from optpass.passes.attention.ir import Value, arg
+from optpass.passes.attention.ir import Value, arg, same
 from optpass.passes.attention.operands import (
     FLOATS,
     PRODUCTS,
     Constant,
     Now,
+    complement,
     exact_cast,
+    not_zero,
     peel,
     product_operands,
     row_maximum_values,
     scaled,
     shifts_rows,
+    uncast,
 )
 from optpass.passes.attention.site import Bias, Blocked, Factor, Fill, Floor, Number, Operand, Scores, Softcap
 
@@ -143,15 +146,16 @@ class Reader:
         if number is None or source is None or source.dim != value.dim:
             return self._factor(value, dims)
         scores = self.read(source, dims)
-        self._scaled_by(scores, number, value)
+        self.scaled_by(scores, number, value)
         return scores
 
     def _neg(self, value: Value, dims: Dims) -> Scores:
         scores = self.read(value.args[0], dims)
-        self._scaled_by(scores, -1.0, value)
+        self.scaled_by(scores, -1.0, value)
         return scores
 
-    def _scaled_by(self, scores: Scores, number: Number, value: Value) -> None:
+    def scaled_by(self, scores: Scores, number: Number, value: Value) -> None:
+        """Scores as they are after `value`, which multiplies them by a number; changes `scores`."""
         _not_floored(scores, value)
         if isinstance(number, torch.SymFloat):
             if scores.fills or scores.biases:
@@ -174,15 +178,35 @@ class Reader:
             raise Blocked("the scores are a divisor", value)
         if scores.fills:
             raise Blocked("masked scores are multiplied by a tensor", value)
-        factor = Factor(other, inverse=value.name == "div")
-        axes = set(flat(other.dims))
-        if axes & set(self.keys) and axes & set(atoms(scores.rows)):
+        factors = self._separate(other, scores, inverse=value.name == "div")
+        if factors is None:
             raise Blocked("scores are multiplied by a tensor over queries and keys", value)
         if scores.softcaps:
             raise Blocked("capped scores are multiplied by a tensor", value)
-        scores.factors.append(factor)
-        scores.biases = [Bias(b.operand, b.coefficient, (*b.factors, factor)) for b in scores.biases]
+        scores.factors.extend(factors)
+        scores.biases = [Bias(b.operand, b.coefficient, (*b.factors, *factors)) for b in scores.biases]
         return scores
+
+    def _separate(self, operand: Operand, scores: Scores, *, inverse: bool) -> list[Factor] | None:
+        """Factors that `operand` is the product of, none over queries and keys at once; None if there are none."""
+        axes = set(flat(operand.dims))
+        if not (axes & set(self.keys) and axes & set(atoms(scores.rows))):
+            return [Factor(operand, inverse=inverse)]
+        value, dims = operand.value, operand.dims
+        step = above(value, dims)
+        if step is not None:
+            return self._separate(Operand(*step), scores, inverse=inverse)
+        if value.name not in ("mul", "div") or (value.name == "div" and arg(value, "rounding_mode")):
+            return None
+        found: list[Factor] = []
+        for part, below in zip(value.args[:2], (False, value.name == "div"), strict=True):
+            if not isinstance(part, Value) or part.dtype != value.dtype:
+                return None
+            factors = self._separate(Operand(part, broadcast(dims, part.shape)), scores, inverse=inverse is not below)
+            if factors is None:
+                return None
+            found.extend(factors)
+        return found
 
     def _add(self, value: Value, dims: Dims) -> Scores:
         """`a · left + b · right`, where one side leads to the product and the other is a number or a tensor."""
@@ -202,19 +226,45 @@ class Reader:
         if value.name == "sub" and shifts_rows(right, left, dims, self.keys):
             scores = self.read(left, dims)  # softmax does not change when a row is shifted by its own maximum
             scores.shifted = True
-            scores.values.extend(row_maximum_values(right, left))
+            scores.shifts.extend(row_maximum_values(right, left))
+            scores.values.extend(scores.shifts)
             return scores
-        scores, other, swapped = self._either(value, dims)
+        try:
+            scores, other, swapped = self._either(value, dims)
+        except Blocked:
+            multiplied = self._multiplied_by_mask(value, dims, (a, b))
+            if multiplied is None:
+                raise
+            return multiplied
         own, others = (b, a) if swapped else (a, b)
         self._times(scores, own, value)
         self._biased_by(scores, other, others, value.dtype)
         return scores
 
+    def _multiplied_by_mask(self, value: Value, dims: Dims, times: tuple[float, float]) -> Scores | None:
+        """`s · m + c · (1 - m)`, which replaces scores by c where m is 0, if m holds nothing but 0 and 1."""
+        left, right = value.args[0], value.args[1]
+        for product, own, rest, number in ((left, times[0], right, times[1]), (right, times[1], left, times[0])):
+            hidden = complement(rest, self.constant) if product.name == "mul" and own == 1.0 else None
+            if hidden is None:
+                continue
+            for source, mask in (product.args[:2], product.args[1::-1]):
+                if isinstance(source, Value) and isinstance(mask, Value) and same(uncast(mask), hidden[1]):
+                    if mask.dim > len(dims):
+                        return None
+                    whole = Operand(mask, broadcast(dims, mask.shape))
+                    keep = mask if mask.dtype == torch.bool else not_zero(mask)
+                    scores = self._filled(value, dims, source, keep, hidden[0] * number, keep_when=True)
+                    scores.binary += () if keep is mask else (whole,)
+                    scores.values.append(product)
+                    return scores
+        return None
+
     def _times(self, scores: Scores, number: float, value: Value) -> None:
         if not number or not math.isfinite(number):
             raise Blocked(f"scores are multiplied by {number:g}", value)
         if number != 1.0:
-            self._scaled_by(scores, float(number), value)
+            self.scaled_by(scores, float(number), value)
 
     def _shifted(self, scores: Scores, number: Any, times: float, value: Value) -> None:
         """A number that is added to every score of a row changes nothing, unless scores are lost beside it."""
@@ -232,7 +282,7 @@ class Reader:
             if c is None or not isinstance(number, (int, float)) or not c * number or source.dim != value.dim:
                 continue
             scores = self.read(source, dims)
-            self._scaled_by(scores, float(c) * float(number), value)
+            self.scaled_by(scores, float(c) * float(number), value)
             self._biased_by(scores, Operand(bias, broadcast(dims, bias.shape)), 1.0, value.dtype)
             return scores
         raise Blocked(_unknown(value), value)

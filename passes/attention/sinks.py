@@ -16,6 +16,7 @@ from optpass.passes.attention.axes import Dims, above, atoms, below, broadcast, 
 from optpass.passes.attention.ir import Program, Value, arg
 from optpass.passes.attention.operands import FLOATS, exact_cast
 from optpass.passes.attention.site import Blocked, Operand, Site
+from optpass.passes.attention.softmaxes import Softmax
 
 
 def appended(value: Value, *, front: bool) -> tuple[tuple[Value, ...], int]:
@@ -38,6 +39,25 @@ def _filled(like: Value, number: float, user: Value) -> Value:
     )  # fmt: skip
 
 
+def of_sum(spelled: Softmax, like: Value, dims: Dims, keys: Sequence[object]) -> Operand:
+    """The sink of a softmax by hand, whose sum is of more than exponentials of `like`, of which `dims` are the axes."""
+    sink = spelled.sink
+    if not isinstance(sink, Value):
+        assert sink is not None
+        number = math.log(sink) if spelled.sink_added else sink
+        return Operand(_filled(like, number, like), ((),) * len(dims))
+    if sink.dim > len(dims):
+        raise Blocked("what is added to the sum of the exponentials has more dims than they", sink)
+    operand = _unlaid(Operand(sink, broadcast(dims, sink.shape)))
+    if set(flat(operand.dims)) & set(keys):
+        raise Blocked("what is added to the sum of the exponentials depends on the keys", sink)
+    if not spelled.sink_added:
+        return operand
+    if operand.value.name != "exp":
+        raise Blocked("what is added to the sum of the exponentials is no exponential", sink)
+    return Operand(operand.value.args[0], operand.dims)
+
+
 # ---- behind the product -------------------------------------------------------------------------------------------
 
 
@@ -49,13 +69,14 @@ class _Gate:
     values: tuple[Value, ...]
 
 
-def behind(site: Site, logits: Value, dims: Dims, program: Program) -> Site:
+def behind(site: Site, logits: Value, dims: Dims, program: Program, *, weights_only: bool = False) -> Site:
     """`site` with the sink that multiplies its weights or its result; `site` itself where nothing like that does.
 
     Args:
         site: an attention without a sink.
         logits, dims: what its softmax reads, and the axes of that.
         program: that the site is in.
+        weights_only: what multiplies the result is not the site's alone.
 
     Raises:
         Blocked: the scores are shifted against the sink.
@@ -66,7 +87,7 @@ def behind(site: Site, logits: Value, dims: Dims, program: Program) -> Site:
         if gate is not None:
             found = replace(site, weights=[*site.weights[:at], *site.weights[at + 1 :]])
             return _with(found, gate)
-    return _scaled(site, reader, program)
+    return site if weights_only else _scaled(site, reader, program)
 
 
 def _scaled(site: Site, reader: _GateReader, program: Program) -> Site:

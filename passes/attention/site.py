@@ -98,6 +98,8 @@ class Scores:
         largest: beyond it a sum with a bias is infinite, for it is cast to a dtype that holds no more.
         floor: what they are not let below, after all that is named above.
         shifted: True where a constant was added to rows: nothing to a softmax, but not to a softcap that follows.
+        binary: numbers that scores are multiplied by, and that must be 0 or 1.
+        shifts: what makes the maxima that rows are shifted by.
         held: buffers that must go on holding the numbers of the fills.
         values: every value of the chain from the product to the softmax: what a rewrite makes dead.
         product: the product itself.
@@ -118,6 +120,8 @@ class Scores:
     largest: float = math.inf
     floor: Floor | None = None
     shifted: bool = False
+    binary: tuple[Operand, ...] = ()
+    shifts: list[Value] = field(default_factory=list)
     held: tuple[Value, ...] = ()
     values: list[Value] = field(default_factory=list)
 
@@ -141,6 +145,8 @@ class Site:
         weights: tensors that do.
         zeroed: masks where weights are set to zero after the softmax, and the value that says so.
         values: every value inside the region, output excluded.
+        alone: its spelling of softmax makes of a row without a single key what no other makes of it.
+        binary: masks that exponentials or scores are multiplied by, which must hold nothing but 0 and 1.
     """
 
     output: Value
@@ -158,3 +164,5 @@ class Site:
     zeroed: list[tuple[Value, bool]] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     sink_behind: bool = False
+    binary: list[Operand] = field(default_factory=list)
+    alone: bool = False

@@ -67,6 +67,8 @@ def check_private(site: Site, program: Program, live: set[Value], roots: set[Val
 def check_grad_mode(site: Site) -> None:
     """Blocks a site of which a part passes gradients and another does not."""
     for value in (*site.values, *site.scores.values):
+        if value in site.scores.shifts:  # taken off a row: no gradient comes of it
+            continue
         if value.grad != site.output.grad and value.tensor.is_floating_point():
             raise Blocked("part of it is computed under no_grad, the rest is not", value)
 

@@ -39,6 +39,11 @@ class Term:
         return fill is not None and fill * self.bias.coefficient <= MINUS_INFINITY and not self.bias.factors
 
     @property
+    def masked(self) -> bool:
+        """Known to add numbers beside which scores are lost, whatever multiplies them."""
+        return any(abs(v) * abs(self.bias.coefficient) >= -MINUS_INFINITY for v in self.facts.values)
+
+    @property
     def extremes(self) -> tuple[float, ...]:
         """All that it can add; () where that is not known."""
         return () if self.bias.factors else tuple(v * self.bias.coefficient for v in self.facts.values)

@@ -6,6 +6,7 @@ Connects the modules of this package; each decision is made in one of them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from optpass.passes.attention.lower import lower
 from optpass.passes.attention.masks import MaskFacts, Prover
 from optpass.passes.attention.plan import Plan, plan
 from optpass.passes.attention.positions import compute_masks
-from optpass.passes.attention.rewrite import Rewrite
+from optpass.passes.attention.rewrite import Layout, Rewrite, place
 from optpass.passes.attention.settings import AttentionConfig
 from optpass.passes.attention.site import Blocked, Site
 from optpass.passes.attention.swap import (
@@ -49,6 +50,15 @@ BLOCKS_MARGIN = 1.15
 _OWN_OPERATORS = ("inductor", "aot_eager", "eager")
 
 
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """A site, the kernel that computes it, and the figures behind that."""
+
+    planned: Plan
+    choice: Choice
+    cost: dict[str, float]
+
+
 class GraphWork:
     """One graph being worked on."""
 
@@ -68,7 +78,7 @@ class GraphWork:
         candidates = [
             f for f in find(self.program, self.prover.constant, self.prover.constant_now) if f.product in self.live
         ]
-        self.sites = sum(1 for f in candidates if f.site is not None)
+        self.sites = sum(len(f.sites) for f in candidates)
         for candidate in candidates:
             try:
                 self._one(candidate)
@@ -82,8 +92,11 @@ class GraphWork:
     def _one(self, found: Found) -> None:
         if found.blocked is not None:
             raise found.blocked
-        site = found.site
-        assert site is not None
+        parts = [self._decided(site) for site in found.sites]
+        self._write(parts)
+
+    def _decided(self, site: Site) -> _Part:
+        """How one site is computed; raises `Blocked` where it is not."""
         check_private(site, self.program, self.live, self.roots)
         if self.training:
             check_grad_mode(site)
@@ -106,7 +119,7 @@ class GraphWork:
         except Blocked:
             self._compute_masks(planned)
             raise
-        self._write(site, planned, choice, cost)
+        return _Part(planned, choice, cost)
 
     def _choose(self, planned: Plan) -> Choice:
         mode = self.config.mode
@@ -177,25 +190,38 @@ class GraphWork:
         found -= frozenset() if flex.drops() else {"flex_dropout", "flex_unfused"}
         return frozenset(k for k in found if kernels(device)[k].target != "flex" or flex.available())
 
-    def _write(self, site: Site, planned: Plan, choice: Choice, cost: dict[str, float]) -> None:
-        assert site.output.node is not None
-        writer = self._writer(site.output.node, site.output)
+    def _write(self, parts: list[_Part]) -> None:
+        """The calls of one product, and what they add up to, in its place."""
+        output = parts[0].planned.site.output
+        assert output.node is not None
+        writer = self._writer(output.node, output)
         try:
-            attachment = Attachment(site, self.program, self.live)
-            rewrite = Rewrite(writer, planned)
-            attachment.put(writer, self._call(rewrite, writer, choice), rewrite.out_dims)
+            attachment = Attachment(parts[0].planned.site, self.program, self.live)
+            written = [Rewrite(writer, part.planned) for part in parts]
+            results = [self._call(r, writer, part.choice) for r, part in zip(written, parts, strict=True)]
+            layout: Layout = written[0].out_dims
+            if len(results) > 1:
+                layout = tuple(parts[0].planned.site.out_dims)
+                results = [place(writer, n, r.out_dims, layout) for n, r in zip(results, written, strict=True)]
+            attachment.put(writer, functools.reduce(functools.partial(writer.call, torch.add), results), layout)
         except Blocked:
             writer.undo()
             raise
+        for part in parts:
+            self._file(part, output.node)
+
+    def _file(self, part: _Part, node: fx.Node) -> None:
+        """The record of a site that is written, and its guards."""
+        planned, choice, site = part.planned, part.choice, part.planned.site
         self.done.append(site)
         self._guard(planned.mask.proofs)
         self._hold(site.scores.held, "a masked score becomes the number that is in it")
-        source = locate(site.output.node)
+        source = locate(node)
         record = Record(
-            kind="attention", file=source.file, line=source.line, module=source.module, node=site.output.node.name,
+            kind="attention", file=source.file, line=source.line, module=source.module, node=node.name,
             reason=choice.reason, before=words.before(site, planned.mask.facts),
             after=words.after(planned, str(choice.target), choice.kernel),
-            cost=words.figures(planned, choice.materialises) | cost,
+            cost=words.figures(planned, choice.materialises) | part.cost,
         )  # fmt: skip
         self.result.applied.append(record)
         self.result.product.append((record, planned.problem, choice.kernel))
@@ -264,7 +290,7 @@ class GraphWork:
         self.result.declined.append(
             Record(
                 kind="attention", file=source.file, line=source.line, module=source.module, node=node.name,
-                reason=blocked.reason, before=words.before(found.site) if found.site is not None else "",
+                reason=blocked.reason, before=words.before(found.sites[0]) if found.sites else "",
                 cost=blocked.cost,
             )
         )  # fmt: skip

@@ -25,8 +25,8 @@ import optpass
 
 FOLDER = Path(__file__).parent / "forms"
 CORPUS = (
-    "scale", "spelling", "softmaxes", "layout", "heads", "bias", "distances", "programmable", "masking", "floors",
-    "context", "declines",
+    "scale", "spelling", "softmaxes", "quotients", "parts", "layout", "heads", "bias", "distances", "programmable",
+    "masking", "floors", "context", "declines",
 )  # fmt: skip
 MASKS = ("causal_masks", "causal_buffers", "other_masks", "almost_causal", "almost_buffers")
 

@@ -195,3 +195,27 @@ class AttentionMaskAndKeyPadding(nn.Module):
         weights = weights.view(b * self.heads, n, n)
         probs = F.softmax(weights.float(), dim=-1).type_as(weights)
         return torch.bmm(probs, v).transpose(0, 1).reshape(n, b, c)
+
+
+class _Triangle(nn.Module):
+    """A lower triangle of ones, longer than any sequence."""
+
+    def __init__(self, s: Sizes) -> None:
+        super().__init__()
+        self.register_buffer("triangle", torch.tril(torch.ones(2 * s.keys, 2 * s.keys))[None, None])
+
+
+@form(mask="causal")
+class MultipliedByAMask(_Triangle):
+    """`w * b + c * (1 - b)`: what b hides is c, whatever the score was."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        w = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+        b = self.triangle[:, :, : w.size(-2), : w.size(-1)].to(w.dtype)
+        return (w * b + -1e10 * (1 - b)).softmax(-1) @ v
+
+
+@form(lambda s: [*heads_first(s), keep(s)], mask="operand")
+def multiplied_by_a_padding_mask(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+    w, m = q @ k.mT * 0.25, keep[:, None, None].to(q.dtype)
+    return (m * w - (1.0 - m) * 1e9).softmax(-1) @ v

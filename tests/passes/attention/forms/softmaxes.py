@@ -73,7 +73,7 @@ def by_hand_without_the_maximum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (e / e.sum(dim=-1, keepdim=True)) @ v
 
 
-@form(target="either")
+@form()
 def divided_after_the_product(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
     e = torch.exp(scores - scores.amax(dim=-1, keepdim=True))
@@ -121,7 +121,7 @@ class DropoutFunction(nn.Module):
         return nn.functional.dropout(attn, p=self.p, training=self.training) @ v
 
 
-@form(target="either", train="decline")
+@form()
 class SoftmaxWithOneMore(nn.Module):
     """exp(x) / (1 + sum exp(x)): a sink of logit 0."""
 

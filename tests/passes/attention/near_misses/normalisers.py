@@ -54,16 +54,15 @@ _add("decline", "max over queries", "the maximum subtracted is the key's own, wh
      lambda s: (e := (s - s.amax(-2, keepdim=True)).exp()) / (e.sum(-1, keepdim=True)), quiet=True)  # fmt: skip
 _add("decline", "max over heads", "subtracting the maximum over heads changes the softmax over keys",
      lambda s: (s - s.amax(1, keepdim=True)).softmax(-1))  # fmt: skip
-_add("decline", "one added", "quiet softmax: the denominator has one more",
-     lambda s: (e := s.exp()) / (1 + e.sum(-1, True)), quiet=True)  # fmt: skip
-_add("decline", "one added after max", "quiet softmax, kept finite",
-     lambda s: (e := (s - (m := s.amax(-1, keepdim=True).clamp(min=0))).exp()) / (e.sum(-1, keepdim=True) + (-m).exp()),
-     quiet=True)  # fmt: skip
-_add("decline", "epsilon in sum", "a denominator with 0.01 more", lambda s: (e := s.exp()) / (e.sum(-1, True) + 1e-2),
-     quiet=True)  # fmt: skip
+_add("equal", "one added", "quiet softmax: the denominator has one more, a sink of logit 0",
+     lambda s: (e := s.exp()) / (1 + e.sum(-1, True)))  # fmt: skip
+_add("equal", "one added after max", "quiet softmax, kept finite: a sink of logit 0",
+     lambda s: (e := (s - (m := s.amax(-1, True).clamp(min=0))).exp()) / (e.sum(-1, True) + (-m).exp()))  # fmt: skip
+_add("equal", "epsilon in sum", "a denominator with 0.01 more: a sink of that logarithm",
+     lambda s: (e := s.exp()) / (e.sum(-1, True) + 1e-2))  # fmt: skip
 _add("decline", "clamped sum", "a denominator of at least four",
      lambda s: (e := s.exp()) / e.sum(-1, True).clamp(min=8.0), quiet=True)  # fmt: skip
-_add("decline", "exp2", "base two", lambda s: (e := torch.exp2(s)) / e.sum(-1, keepdim=True), quiet=True)
+_add("equal", "exp2", "base two: a scale", lambda s: (e := torch.exp2(s)) / e.sum(-1, keepdim=True))
 _add("equal", "exp2 scaled", "base two with log2(e) in the scale is base e",
      lambda s: (e := torch.exp2(s * math.log2(math.e))) / e.sum(-1, keepdim=True))  # fmt: skip
 _add("decline", "expm1", "exp(s) - 1", lambda s: (e := torch.expm1(s.abs())) / e.sum(-1, keepdim=True), quiet=True)
@@ -89,7 +88,7 @@ _add("decline", "sinkhorn", "keys, then queries, then keys again",
      lambda s: (p := s.softmax(-1) / s.softmax(-1).sum(-2, keepdim=True)) / p.sum(-1, keepdim=True))  # fmt: skip
 _add("decline", "dual softmax", "product of the softmaxes over keys and over queries",
      lambda s: s.softmax(-1) * s.softmax(-2))  # fmt: skip
-_add("decline", "difference", "differential attention on one pair of maps",
+_add("equal", "difference", "differential attention on one pair of maps: two attentions",
      lambda s: s.softmax(-1) - 0.5 * (2 * s).softmax(-1))  # fmt: skip
 _add("decline", "mix with uniform", "probabilities smoothed towards 1/n", lambda s: 0.9 * s.softmax(-1) + 0.1 / 6)
 _add("decline", "mix with identity", "probabilities plus the identity",

@@ -1,0 +1,94 @@
+"""Sums of maps and parts of them: what is shared, used twice or cut elsewhere; and masks that a tensor scales."""
+
+from __future__ import annotations
+
+import torch
+from attention_near_misses.program import Suite, plus
+
+suite = Suite("parts")
+
+
+def _map(q, k, scale=0.3):
+    return (q @ k.mT * scale).softmax(-1)
+
+
+@suite.equal(plus((1,)))
+def a_map_less_another(q, k, v, weight):
+    """Two attentions, one times a tensor."""
+    return (_map(q, k) - weight * _map(k, q)) @ v
+
+
+@suite.equal()
+def a_map_twice(q, k, v):
+    """p + p."""
+    p = _map(q, k)
+    return (p + p) @ v
+
+
+@suite.decline()
+def a_map_and_itself_transposed(q, k, v):
+    """p + pᵀ: the second sums over queries."""
+    p = _map(q, k)
+    return (p + p.mT) @ v
+
+
+@suite.decline()
+def a_map_less_its_first_head(q, k, v):
+    """One head's map is taken off every head's, by broadcasting."""
+    p = _map(q, k)
+    return (p - p[:, :1]) @ v
+
+
+@suite.decline()
+def a_difference_that_is_returned(q, k, v):
+    """The sum of the maps leaves the graph."""
+    d = _map(q, k) - 0.5 * _map(k, q)
+    return d @ v, d
+
+
+@suite.decline(random=True)
+def a_difference_that_is_dropped(q, k, v):
+    """One dropout mask for both maps."""
+    d = torch.nn.functional.dropout(_map(q, k) - 0.5 * _map(k, q), 0.5)
+    return d @ v
+
+
+@suite.equal()
+def a_head_from_the_end(q, k, v):
+    """The last head's last two rows, causal: rows that begin in the middle."""
+    hidden = torch.ones(6, 6, dtype=torch.bool).triu(1)
+    p = (q @ k.mT * 0.3).masked_fill(hidden, float("-inf")).softmax(-1)
+    return p[:, -1, -2:] @ v[:, -1]
+
+
+@suite.equal()
+def a_part_of_a_part(q, k, v):
+    """The second of the last two heads, by two slices."""
+    return _map(q, k)[:, 1:][:, 1:] @ v[:, :1]
+
+
+@suite.equal()
+def heads_in_another_order(q, k, v):
+    """Heads picked by index."""
+    return _map(q, k)[:, torch.tensor([2, 0])] @ v[:, :2]
+
+
+@suite.equal()
+def two_halves_on_two_values(q, k, v):
+    """Heads of one map go to two products."""
+    first, rest = _map(q, k).split([1, 2], 1)
+    return first @ v[:, :1], rest @ v[:, 1:].flip(-1)
+
+
+@suite.equal()
+def heads_of_a_flat_map(q, k, v):
+    """Heads and batch were one dim: the first head of each."""
+    p = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT).mul(0.3).softmax(-1)
+    return p.view(2, 3, 6, 6)[:, 1] @ v[:, 0]
+
+
+@suite.equal(plus((1, 3, 1, 1)))
+def a_causal_mask_that_a_tensor_scales(q, k, v, scale):
+    """Where the tensor is negative, hidden keys get all the weight, and their scores are lost beside the number."""
+    mask = torch.full((6, 6), -1e9).triu(1).to(q.dtype)
+    return ((q @ k.mT * 0.3 + mask) * scale).softmax(-1) @ v
