@@ -31,7 +31,9 @@ def environment() -> dict[str, str]:
     return facts
 
 
+@functools.cache
 def _version(package: str) -> str | None:
+    """Read once: parsing a package's metadata takes milliseconds, and every report asks for all of them."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

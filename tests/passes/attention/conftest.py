@@ -72,8 +72,6 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         if key.startswith("OPTPASS_"):
             monkeypatch.delenv(key)
     monkeypatch.setenv("OPTPASS_CACHE_DIR", str(tmp_path / "optpass"))
-    # Dynamo times its guards once per compile, after writing 100 MB to empty the caches: half of a small compile.
-    monkeypatch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *args: 0.0)
     monkeypatch.chdir(tmp_path)
     torch._dynamo.reset()
     optpass.reset_report()

@@ -62,7 +62,6 @@ def clean_slate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             if key.startswith("OPTPASS_"):
                 patch.delenv(key)
         patch.chdir(tmp_path_factory.mktemp("fuzz"))
-        check.without_waiting(patch)
         yield
     torch._dynamo.reset()
     optpass.reset_report()

@@ -66,7 +66,6 @@ def clean_slate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
         if key.startswith("OPTPASS_"):
             monkeypatch.delenv(key)
     monkeypatch.chdir(tmp_path)
-    check.without_waiting(monkeypatch)
     optpass.reset_report()
     yield
     torch._dynamo.reset()

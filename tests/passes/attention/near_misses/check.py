@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import pytest
 import torch
 from attention_near_misses.program import TRAINING, Inputs, Program
 from torch import fx, nn
@@ -259,12 +257,3 @@ def judge(program: Program, mode: str, seed: int, compiler: Callable[[Any], Any]
     if program.expect == "decline" and counting.fused:
         problems.append(f"swapped {counting.fused} times: {program.why}")
     return Verdict(counting.fused, problems)
-
-
-def without_waiting(patch: pytest.MonkeyPatch) -> None:
-    """Spare what takes time in each of a thousand small compiles and that nothing here tests.
-
-    Dynamo times every set of guards and flushes the CPU's caches for that; its structured trace goes to pytest's log.
-    """
-    patch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0, raising=False)
-    patch.setattr(logging.getLogger("torch.__trace"), "disabled", True)
