@@ -283,14 +283,16 @@ def _with_loss(fn: Callable[..., Any], loss: Callable[[Any], torch.Tensor]) -> C
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
     """Without the cycle collector: tracing makes millions of objects that live, and looking at them again and again
-    takes a third of the time."""
-    was_enabled = gc.isenabled()
-    gc.freeze()
+    takes a third of the time. What the program froze itself stays frozen."""
+    was_enabled, frozen = gc.isenabled(), gc.get_freeze_count()
+    if not frozen:
+        gc.freeze()
     gc.disable()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
         if was_enabled:
             gc.enable()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import logging
 import random
 import sys
 import zlib
@@ -34,16 +33,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     """Spare thousands of small compiles what nothing here tests; all modules are loaded by now, torch with them.
 
-    The collector need not look through those modules' objects each time. Dynamo times every set of guards, and flushes
-    the processor's caches for that; its structured trace goes to pytest's log. `torch.manual_seed` writes the whole
-    stack down for every device that is not there.
+    The collector need not look every 700 objects. Dynamo times every set of guards, and flushes the processor's caches
+    for that. `torch.manual_seed` writes the whole stack down for every device that is not there.
     """
-    gc.collect()
-    gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     if torch := sys.modules.get("torch"):
         importlib.import_module("torch._dynamo.guards").profile_guard_manager = lambda *_: 0.0
-        logging.getLogger("torch.__trace").disabled = True
         for device in (torch.cuda, torch.xpu, torch.mtia):
             if not device.is_available():
                 device.manual_seed_all = lambda _: None
