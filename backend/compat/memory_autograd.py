@@ -46,6 +46,16 @@ def saved_by_function(node: Any) -> list[torch.Tensor]:
         return []
 
 
+def held_elsewhere(node: Any, storage: Any) -> bool:
+    """Whether a storage is held by anybody but the custom function's node that has saved it; taken to be so where
+    torch does not count."""
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    if count is None:
+        return True
+    saved = sum(t.untyped_storage()._cdata == storage._cdata for t in saved_by_function(node))
+    return bool(count(storage._cdata) > saved + 1)  # the one is whoever asks
+
+
 def saved_by_operator(node: Any) -> list[torch.Tensor]:
     """Tensors that an eager operator's node saves, as far as they are not released yet."""
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:

@@ -6,7 +6,7 @@ When these are seen is `runs`' to say, and what follows from them `together`'s.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -244,6 +244,17 @@ class Stores:
             if storage is not None:
                 found[key] = storage.nbytes()
         return found
+
+    def sizes(self) -> list[tuple[Any, int]]:
+        """A weak reference to each that has not been released, with its bytes."""
+        return [(self._found[key], size) for key, size in self.alive().items()]
+
+    def storages(self) -> Iterator[Any]:
+        """Those that have not been released."""
+        for reference in self._found.values():
+            storage = reference()
+            if storage is not None:
+                yield storage
 
 
 def _plain(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -30,7 +30,14 @@ def loss_behind(
         known: what nodes held before it.
     """
     node, leaf = run.node(), run.leaf
-    if leaf.outputs and sum(run.outputs.alive().values()) and not leaf.keeps_outputs:
+    if (
+        leaf.outputs
+        and not leaf.keeps_outputs
+        and any(
+            storage.nbytes() and (node is None or autograd.held_elsewhere(node, storage))
+            for storage in run.outputs.storages()
+        )
+    ):
         leaf.keeps_outputs = leaf.news = True
     if not leaf.seen:
         leaf.seen = leaf.news = True

@@ -22,6 +22,7 @@ class Run:
         released: a storage that autograd releases with the backward, as far as there is one.
         inputs, outputs, eager: storages of its arguments and results, and of what eager operators before it saved.
         shapes: of its arguments, parameters aside.
+        gradients: storages of those that were there in its forward, and their bytes.
         looked_at: what is beside it in its backward is to be noted.
     """
 
@@ -34,7 +35,12 @@ class Run:
     parameters: list[weakref.ref[torch.Tensor]]
     shapes: Shapes = ()
     looked_at: bool = True
+    gradients: list[tuple[Any, int]] = field(default_factory=list)
     done: bool = False
+
+    def gone(self) -> int:
+        """Bytes of gradients that were there in its forward and have been released since (`zero_grad`)."""
+        return sum(size for storage, size in self.gradients if storage() is None)
 
     def is_over(self) -> bool:
         """Its backward has run, or nobody can ask for it any more."""

@@ -150,6 +150,9 @@ class Steps:
                 [weakref.ref(p) for p in parameters], shapes_of(args, leaf.parameters) if looked_at else (),
                 looked_at or own.largest() is None,
             )  # fmt: skip
+            if run.looked_at:
+                trained = {id(p): p for p in (*parameters, *parameters_of(self._known_leaves()))}.values()
+                run.gradients = Stores([p.grad for p in trained if p.grad is not None]).sizes()
             if looked_at:
                 leaf.know([*parameters, *leaves])
                 leaf.inputs.update(given)
@@ -236,6 +239,7 @@ class Steps:
         if running is not None:
             loss, made = loss_behind(run, running, saved, self._live, self._watch, self._known)
         gradients, other, gone = beside(run, running, saved, self._live, self._lent, self._known_leaves())
+        gradients, gone = gradients + run.gone(), gone + run.gone()
         # Of what is there now, gradients that wait and those of the loss's parameters were not there in its forward,
         # and are part of what was seen in its backward.
         there, since = gradients + other - made, loss.kept_bytes - gone

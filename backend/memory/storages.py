@@ -21,10 +21,15 @@ CUDA_BLOCK = 512
 
 @dataclass(frozen=True)
 class Moment:
-    """A point in time of a replay: what ran last, and the bytes that were allocated then."""
+    """A point in time of a replay: what ran last, and the bytes that were allocated then.
+
+    Attributes:
+        lent_bytes: part of them, which nobody but the caller holds.
+    """
 
     label: str
     live_bytes: int
+    lent_bytes: int = 0
 
 
 class Storages:
@@ -43,6 +48,14 @@ class Storages:
         self.timeline: list[Moment] = []
         self._known: dict[int, Any] = {}
         self._sizes: dict[int, int] = {}
+        self._lent: set[int] = set()
+        self._only_lent = 0
+
+    def lend(self, values: list[Any]) -> None:
+        """The caller holds `values` on: they count to the end, also when nobody else does any more."""
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                self._lent.update(part.untyped_storage()._cdata for part in strided_parts(value))
 
     def external(self, tensor: torch.Tensor) -> None:
         """The storage of `tensor` was there at the start and stays: it never counts."""
@@ -86,7 +99,7 @@ class Storages:
     def mark(self, label: str, workspace: int = 0) -> None:
         """`label` has run: note the bytes, with the `workspace` that it allocated and released inside."""
         now = self.live + workspace
-        self.timeline.append(Moment(label, now))
+        self.timeline.append(Moment(label, now, self._only_lent))
         if now > self.peak:
             self.peak, self.peak_label = now, label
 
@@ -101,7 +114,12 @@ class Storages:
 
     def _release(self, key: int) -> None:
         del self._known[key]
-        self.live -= self._sizes.pop(key)
+        size = self._sizes.pop(key)
+        if key in self._lent:
+            self._lent.discard(key)
+            self._only_lent += size
+        else:
+            self.live -= size
 
 
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]

@@ -53,8 +53,9 @@ class Tail:
     def before_backward(self, tangents: list[torch.Tensor], held: list[Any], storages: Storages) -> None:
         """Before the backward runs, with the gradients of the outputs."""
         storages.mark("backward of the loss", self.saved_bytes + self.backward_bytes)
-        if not self.holds_outputs:
-            held.clear()
+        if self.holds_outputs:
+            storages.lend(held)
+        held.clear()
         storages.add_all(tangents)
         storages.mark("tangents")
 

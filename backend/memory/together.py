@@ -149,12 +149,12 @@ def _own_peak(leaf: Leaf, replayed: StepReplay) -> int:
     handed, tail = replayed.handed_bytes, leaf.partitioner.budget.tail
     # Outputs that are saved, too, do not go when the caller lets go of them.
     released = min(leaf.outputs, max(0, handed - sum(replayed.saved_bytes.values())))
-    counted = released if (tail is None or tail.holds_outputs) and not leaf.keeps_outputs else 0
-    less = counted + (0 if tail is None else tail.kept_bytes)
+    kept = 0 if tail is None else tail.kept_bytes
     running, now = 0, _before_loss(leaf)
     for moment in replayed.timeline:
-        now = -less if moment.label == TANGENTS else now
-        running = max(running, moment.live_bytes + now) if moment.label not in BETWEEN else running
+        now = -kept if moment.label == TANGENTS else now
+        live = moment.live_bytes + now - (0 if leaf.keeps_outputs else moment.lent_bytes)
+        running = max(running, live) if moment.label not in BETWEEN else running
     later = handed if leaf.keeps_outputs or leaf.loss.reads_outputs else handed - released
     return max(running, handed + leaf.loss.forward_bytes, later + leaf.loss.backward_bytes)
 

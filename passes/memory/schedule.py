@@ -97,8 +97,14 @@ class Schedule:
         self.given = [s.given and not s.tangent for s in problem.storages]
         self.tangents = [s.index for s in problem.storages if s.tangent]
         self._inputs = [tuple(s for s in o.inputs if not self.given[s]) for o in problem.operations]
+        self._outputs = [o.outputs for o in problem.operations]
+        self._seconds = [o.seconds for o in problem.operations]
+        self._workspace = np.array([o.workspace for o in problem.operations], dtype=np.int64)
         self._producer = [s.producer for s in problem.storages]
-        self._held = frozenset(problem.forward_outputs)
+        self._held, self._tangents = frozenset(problem.forward_outputs), frozenset(self.tangents)
+        self._lent = np.isin(np.arange(len(self.sizes)), list(self._held))
+        self._output_bytes = int(self.sizes[self._lent].sum())
+        self._tangent_bytes = int(self.sizes[self.tangents].sum())
         self._forward_made = {s for i in self.order for s in self.operations[i].outputs}
         given = {s for s, there in enumerate(self.given) if there}
         backward = [o.index for o in problem.operations if o.backward]
@@ -131,7 +137,7 @@ class Schedule:
             self._kept_from[s] = start - 1 if stored.inside[start] else self.forward_last[s]
         self.forward_inside = {s for s, start in made.items() if stored.inside[start]}
         self._bare = np.cumsum(change)[:n] - stored.overwritten
-        self._bare += np.array([self.operations[i].workspace for i in self.order], dtype=np.int64)
+        self._bare += self._workspace[self.order]
 
     def _forward(self, saved: Iterable[int]) -> Bytes:
         n = len(self.order)
@@ -148,13 +154,11 @@ class Schedule:
     def run(self, state: State) -> Timeline:
         """The timeline of `state`."""
         walk = _Walk(self, state)
-        for position, anchor in enumerate(self.anchors):
-            walk.at(position, anchor)
+        walk.run()
         return self._measure(walk)
 
     def _measure(self, walk: _Walk) -> Timeline:
-        tangents = set(self.tangents)
-        saved = {s: i for i, s in enumerate(walk.storage) if walk.birth[i] < 0 and walk.uses[i] and s not in tangents}
+        saved = {s: i for i, s in enumerate(walk.storage[: walk.given]) if walk.uses[i] and s not in self._tangents}
         n = len(walk.steps)
         storage = np.array(walk.storage, dtype=np.int64)
         birth = np.array(walk.birth, dtype=np.int64)
@@ -163,86 +167,77 @@ class Schedule:
         if self.problem.tangents_held:
             last[np.isin(storage, self.tangents)] = n - 1
         change = np.zeros(n + 2, dtype=np.int64)
-        lent = self._held if self.problem.outputs_held else frozenset()
-        held = np.array([s in lent for s in walk.storage], dtype=bool)
-        live = ~held & ~((birth < 0) & (last < 0))
+        live = (birth >= 0) | (last >= 0)
+        if self.problem.outputs_held:
+            live &= ~self._lent[storage]
         np.add.at(change, np.maximum(birth, 0)[live], size[live])
         np.add.at(change, last[live] + 1, -size[live])
         problem = self.problem
-        outputs = int(self.sizes[list(self._held)].sum()) if self._held else 0
-        backward = np.cumsum(change)[:n] + (outputs if lent else 0) + problem.kept - stored.overwritten
-        backward += np.array([self.operations[i].workspace for i in walk.steps], dtype=np.int64)
+        outputs = self._output_bytes
+        backward = np.cumsum(change)[:n] + (outputs if problem.outputs_held else 0) + problem.kept - stored.overwritten
+        backward += self._workspace[walk.steps]
         forward = self._forward(saved)
         kept = sum(int(self.sizes[s]) for s in saved if s not in self._held)
-        boundary = kept + outputs + int(self.sizes[self.tangents].sum()) + problem.tail
+        boundary = kept + outputs + self._tangent_bytes + problem.tail
         peak = max(int(forward.max(initial=0)), boundary, int(backward.max(initial=0)))
-        again = sum(
-            self.operations[i].seconds for i, a in zip(walk.steps, walk.anchors, strict=True) if self.anchors[a] != i
-        )
         return Timeline(
             walk.steps, walk.anchors, walk.reads, walk.storage, walk.birth, last.tolist(), walk.uses, saved, forward,
-            backward, boundary, peak, again, size, stored.inside,
+            backward, boundary, peak, walk.seconds, size, stored.inside,
         )  # fmt: skip
 
 
 class _Walk:
-    """The state of one walk through the backward."""
+    """One walk through the backward. Searches run thousands: what is done for each step is written in one place.
+
+    Attributes:
+        given: number of instances that are there before the first step; they come first.
+        seconds: of the steps that are no backward operation.
+    """
 
     def __init__(self, schedule: Schedule, state: State) -> None:
         self.schedule, self.state = schedule, state
         self.steps: list[int] = []
         self.anchors: list[int] = []
         self.reads: list[tuple[int, ...]] = []
-        self.storage: list[int] = []
-        self.birth: list[int] = []
-        self.uses: list[list[int]] = []
-        self.at_hand: dict[int, int] = {}
-        for s in sorted((state.kept | schedule._held) & schedule._forward_made):
-            self.at_hand[s] = self._instance(s, -1)
-        for s in schedule.tangents:
-            self.at_hand[s] = self._instance(s, -1)
+        self.storage = sorted((state.kept | schedule._held) & schedule._forward_made) + schedule.tangents
+        self.given = len(self.storage)
+        self.birth = [-1] * self.given
+        self.uses: list[list[int]] = [[] for _ in self.storage]
+        self.at_hand = {s: i for i, s in enumerate(self.storage)}
+        self.seconds = 0.0
 
-    def _instance(self, s: int, birth: int) -> int:
-        self.storage.append(s)
-        self.birth.append(birth)
-        self.uses.append([])
-        return len(self.storage) - 1
+    def run(self) -> None:
+        """The backward's operations in order, each behind what it needs."""
+        evicted, held, at_hand = self.state.evicted, self.schedule._held, self.at_hand
+        for position, anchor in enumerate(self.schedule.anchors):
+            for s in evicted.get(position, ()):
+                if s not in held:
+                    at_hand.pop(s, None)
+            self._at(position, anchor)
 
-    def at(self, position: int, anchor: int) -> None:
-        """Run the backward operation `anchor`, and before it what it needs."""
-        for s in self.state.evicted.get(position, ()):
-            if s not in self.schedule._held:
-                self.at_hand.pop(s, None)
-        self._need(anchor, position)
-        self._execute(anchor, position)
-
-    def _need(self, operation: int, position: int) -> None:
-        """Compute what `operation` reads and is not at hand, depth first, without Python's recursion."""
-        inputs, producer, at_hand = self.schedule._inputs, self.schedule._producer, self.at_hand
-        stack = [(operation, 0)]
+    def _at(self, position: int, anchor: int) -> None:
+        """Run `anchor`, and before it what it reads and is not at hand, depth first, without Python's recursion."""
+        schedule, at_hand, steps, storage, uses = self.schedule, self.at_hand, self.steps, self.storage, self.uses
+        stack = [anchor]
         while stack:
-            current, i = stack.pop()
-            needed = inputs[current]
-            while i < len(needed):
-                s = needed[i]
-                i += 1
+            operation = stack[-1]
+            for s in schedule._inputs[operation]:
                 if s not in at_hand:
-                    stack.append((current, i))
-                    stack.append((producer[s], 0))
+                    stack.append(schedule._producer[s])
                     break
             else:
-                if current != operation:
-                    self._execute(current, position)
-
-    def _execute(self, operation: int, position: int) -> None:
-        step = len(self.steps)
-        self.steps.append(operation)
-        self.anchors.append(position)
-        reads = []
-        for s in self.schedule._inputs[operation]:
-            instance = self.at_hand[s]
-            self.uses[instance].append(step)
-            reads.append(instance)
-        self.reads.append(tuple(reads))
-        for s in self.schedule.operations[operation].outputs:
-            self.at_hand[s] = self._instance(s, step)
+                stack.pop()
+                step = len(steps)
+                steps.append(operation)
+                self.anchors.append(position)
+                reads = tuple([at_hand[s] for s in schedule._inputs[operation]])
+                self.reads.append(reads)
+                for instance in reads:
+                    uses[instance].append(step)
+                for s in schedule._outputs[operation]:
+                    at_hand[s] = len(storage)
+                    storage.append(s)
+                    self.birth.append(step)
+                    uses.append([])
+                if operation != anchor:
+                    self.seconds += schedule._seconds[operation]

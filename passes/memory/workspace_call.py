@@ -90,10 +90,19 @@ def strides(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def copied(tensor: Any, memory_format: torch.memory_format = torch.contiguous_format) -> int:
-    """Bytes of `tensor.contiguous()`: 0 where it is contiguous, or no tensor."""
+    """Bytes of `tensor.contiguous()`, and of the block that it goes through: 0 where it is contiguous, or no tensor."""
     if not isinstance(tensor, torch.Tensor) or tensor.is_contiguous(memory_format=memory_format):
         return 0
-    return nbytes(tensor)
+    return nbytes(tensor) + transposing(tensor)
+
+
+def transposing(tensor: torch.Tensor) -> int:
+    """Bytes of the block through which a transposed matrix is copied to a contiguous one of its dtype
+    (`copy_same_type_transpose_`, aten/src/ATen/native/Copy.cpp)."""
+    if tensor.dim() != 2 or tensor.is_contiguous() or strides(tensor) != (1, sizes(tensor)[0]):
+        return 0
+    least, side = 60 * 60, 120 if tensor.dtype == torch.uint8 else 60
+    return side * side * tensor.element_size() if elements(tensor) >= least else 0
 
 
 def common_dtype(values: Sequence[Any]) -> torch.dtype:

@@ -10,7 +10,17 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from optpass.passes.memory.workspace_call import Call, common_dtype, copied, elements, nbytes, number, sizes, strides
+from optpass.passes.memory.workspace_call import (
+    Call,
+    common_dtype,
+    copied,
+    elements,
+    nbytes,
+    number,
+    sizes,
+    strides,
+    transposing,
+)
 
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor"))
 #: Element-wise by their tag, but not computed in a common dtype.
@@ -77,6 +87,11 @@ def _isinf(call: Call) -> int:
     """`self.abs() == inf`."""
     source = call.tensor("self")
     return nbytes(source) if source.is_floating_point() else 0
+
+
+def _clone(call: Call) -> int:
+    source, result = call.tensor("self"), call.result()
+    return transposing(source) if result is not None and result.is_contiguous() else 0
 
 
 def _softmax(call: Call) -> int:
@@ -186,6 +201,7 @@ RULES: Mapping[str, Callable[[Call], int]] = {
     "linalg_vector_norm": _norm,
     "logsumexp": _logsumexp,
     "isinf": _isinf,
+    "clone": _clone,
     "_softmax": _softmax,
     "_log_softmax": _softmax,
     "_safe_softmax": _safe_softmax,

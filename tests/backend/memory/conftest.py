@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from optpass.backend.memory.searches import SEARCHES
+from optpass.passes.memory import refill
 
 
 def _load(name: str, path: Path) -> ModuleType:
@@ -30,3 +34,21 @@ def programs() -> ModuleType:
     """The programs of `tests/passes/memory`."""
     path = Path(__file__).parents[2] / "passes" / "memory" / "programs.py"
     return _load("optpass_test_memory_programs", path)
+
+
+@pytest.fixture
+def thorough() -> None:
+    """The search as it is."""
+
+
+@pytest.fixture(autouse=True)
+def hasty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A search that looks less far, but for tests with `thorough`: whatever it finds is to be carried out rightly; how
+    good it is is asked in `tests/passes/memory`. Plans found with one effort are not given with another."""
+    if "thorough" in request.fixturenames:
+        yield
+        return
+    for name, effort in (("EFFORT", 10_000), ("EFFORT_SMALL", 10_000), ("EFFORT_GAPS", 5_000)):
+        monkeypatch.setattr(refill, name, effort)
+    monkeypatch.setattr(SEARCHES, "_found", type(SEARCHES._found)())
+    yield

@@ -56,6 +56,20 @@ def taught(call):
     return step, (model,), (given, target)
 
 
+def squashed(call):
+    """Outputs that the graph has saved for its own backward, and nobody else holds then."""
+    model = nn.Sequential(network(), nn.Sigmoid())
+    compiled, given, target = call(model), torch.randn(ROWS, WIDTH), torch.rand(ROWS, WIDTH)
+
+    def step():
+        F.mse_loss(compiled(given), target).backward()
+        found = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        return found
+
+    return step, (model,), (given, target)
+
+
 def lost(call):
     """Outputs that only the loss holds, and a loss that is a graph of its own."""
     model = network(outputs=96)
@@ -233,7 +247,20 @@ def measured(program, budget, steps=3):
 
 @pytest.mark.parametrize(
     "program",
-    [adversarial, taught, lost, distilled, contrasted, handed_back, whole, headed, summed, compared, unrolled],
+    [
+        adversarial,
+        taught,
+        squashed,
+        lost,
+        distilled,
+        contrasted,
+        handed_back,
+        whole,
+        headed,
+        summed,
+        compared,
+        unrolled,
+    ],
 )
 def test_what_is_held_beside_the_graphs_is_counted(program):
     peak, results, predicted, held = measured(program, 10**10)

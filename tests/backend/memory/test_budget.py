@@ -12,11 +12,11 @@ from optpass.errors import BudgetInfeasibleError
 
 #: Sizes at which activations are most of a step, and a step still takes milliseconds.
 SIZES = {
-    "gpt": {"batch": 4, "layers": 2, "dropout": 0.1},
-    "llama": {"batch": 4, "layers": 2},
-    "bert": {"batch": 4, "layers": 2},
-    "vit": {"batch": 4, "layers": 2},
-    "t5": {"batch": 4},
+    "gpt": {"batch": 4, "layers": 1, "dropout": 0.1},
+    "llama": {"batch": 4, "layers": 1},
+    "bert": {"batch": 4, "layers": 1},
+    "vit": {"batch": 4, "layers": 1},
+    "t5": {"batch": 4, "layers": 1},
     "unet": {"batch": 2},
     "mlp": {"batch": 256},
     "dlrm": {"batch": 512},
@@ -67,7 +67,7 @@ class Head(nn.Module):
 
 def test_the_loss_may_be_outside(steps, programs):
     torch.manual_seed(0)
-    model = Head(programs.Stack(4, 32, 2, loss=False, dropout=0.1))
+    model = Head(programs.Stack(2, 32, 2, loss=False, dropout=0.1))
     ids, target = torch.randint(0, 300, (4, 32)), torch.randint(0, 300, (128,))
 
     def step(call, inputs):
@@ -75,27 +75,29 @@ def test_the_loss_may_be_outside(steps, programs):
         nn.functional.cross_entropy(logits.view(-1, 300), target).backward()
 
     reference = steps.run(model, [ids], step=step)
-    for budget in steps.budgets(reference, (0.5, 0.1)):
+    for budget in steps.budgets(reference, (0.3,)):
         ran = steps.run(model, [ids], budget, step=step)
         assert ran.peak <= budget and ran.recomputed
         assert steps.equal(ran, reference)
 
 
-@pytest.mark.parametrize("to_none", [True, False])
-def test_gradients_of_micro_batches_are_counted(steps, programs, to_none):
+def test_gradients_of_micro_batches_are_counted(steps, programs):
     torch.manual_seed(0)
-    model = programs.Stack(4, 32, 2, dropout=0.1)
+    model = programs.Stack(1, 32, 2, dropout=0.1)
     x = torch.randn(4, 32, 32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 
-    def step(call, inputs):
-        for _ in range(2):
-            for _ in range(3):
-                call(*inputs).backward()
-            gradients = [p.grad.clone() for p in model.parameters()]
-            optimizer.zero_grad(set_to_none=to_none)
-        model.zero_grad()
-        return gradients
+    def step(to_none):
+        def run(call, inputs):
+            for _ in range(2):
+                for _ in range(3):
+                    call(*inputs).backward()
+                gradients = [p.grad.clone() for p in model.parameters()]
+                optimizer.zero_grad(set_to_none=to_none)
+            model.zero_grad()
+            return gradients
+
+        return run
 
     def quiet(call, inputs):
         for _ in range(3):
@@ -104,17 +106,18 @@ def test_gradients_of_micro_batches_are_counted(steps, programs, to_none):
     def run(budget, which, measure):
         return steps.run(model, [x], budget, step=which, settings={"optimizer": "sgd"}, measure=measure)
 
-    reference, plain = run(steps.PLENTY, step, False), run(steps.PLENTY, quiet, False)
-    for budget in steps.budgets(plain, (0.4,)):
-        assert steps.same(run(budget, step, False).result, reference.result)
-        ran = run(budget, quiet, True)
-        assert ran.peak <= budget
-        assert steps.equal(ran, plain)
+    reference, plain = run(steps.PLENTY, step(True), False), run(steps.PLENTY, quiet, False)
+    budget = next(steps.budgets(plain, (0.4,)))
+    for to_none in (True, False):
+        assert steps.same(run(budget, step(to_none), False).result, reference.result)
+    ran = run(budget, quiet, True)
+    assert ran.recomputed and ran.peak <= budget
+    assert steps.equal(ran, plain)
 
 
 def test_a_budget_below_the_floor_says_what_would_do(steps, programs):
     torch.manual_seed(0)
-    model, x = programs.Stack(3, 32, 2), torch.randn(4, 32, 32)
+    model, x = programs.Stack(1, 32, 2), torch.randn(4, 32, 32)
     with pytest.raises(BudgetInfeasibleError) as caught:
         steps.run(model, [x], 200_000, settings={"optimizer": "adamw"})
     said, floor = str(caught.value), caught.value.floor_bytes

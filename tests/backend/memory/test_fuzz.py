@@ -16,7 +16,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.checkpoint import checkpoint
 
 from optpass.backend.compat import partition
-from optpass.passes.memory import problem, refill
+from optpass.passes.memory import problem
 
 ROWS, WIDTH, CLASSES = 96, 32, 10
 
@@ -200,13 +200,6 @@ programs = st.builds(
     input_grad=st.booleans(),
     micro=st.sampled_from((1, 1, 2)),
 ).filter(lambda program: program.micro == 1 or not program.input_grad)  # an input that gathers gradients is not counted
-
-
-@pytest.fixture
-def hasty(monkeypatch):
-    """A search that looks less far: more programs in the time."""
-    monkeypatch.setattr(refill, "EFFORT_SMALL", 10_000)
-    monkeypatch.setattr(refill, "EFFORT_GAPS", 5_000)
 
 
 @settings(

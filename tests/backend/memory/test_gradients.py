@@ -29,9 +29,9 @@ counted.register_autograd(lambda context, gradient: gradient * 2)
 
 
 class Layers(nn.Module):
-    """`body(i, x)` six times over between linear layers, and the mean square of the result."""
+    """`body(i, x)` four times over between linear layers, and the mean square of the result."""
 
-    def __init__(self, body, width: int = 32, count: int = 6) -> None:
+    def __init__(self, body, width: int = 32, count: int = 4) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(count))
         self.body = body
@@ -173,7 +173,7 @@ def test_running_statistics_are_updated_once(steps):
 
 def test_frozen_parameters_and_autocast(steps, programs):
     torch.manual_seed(0)
-    model, x = programs.Stack(3, 32, 2), torch.randn(4, 32, 32)
+    model, x = programs.Stack(2, 32, 2), torch.randn(4, 32, 32)
     for parameter in model.blocks[0].parameters():
         parameter.requires_grad_(False)
 
@@ -190,7 +190,7 @@ def test_frozen_parameters_and_autocast(steps, programs):
 
 def test_dynamic_sizes(steps, programs):
     torch.manual_seed(0)
-    model, x, longer = programs.Stack(3, 32, 2), torch.randn(4, 32, 32), torch.randn(4, 48, 32)
+    model, x, longer = programs.Stack(2, 32, 2), torch.randn(4, 32, 32), torch.randn(4, 48, 32)
 
     def step(call, inputs):
         found = []
@@ -202,7 +202,7 @@ def test_dynamic_sizes(steps, programs):
         return found
 
     reference = steps.run(model, [x], step=step, measure=False)
-    ran = steps.run(model, [x], next(steps.budgets(reference, (0.3,))), step=step, measure=False)
+    ran = steps.run(model, [x], next(steps.budgets(reference, (0.5,))), step=step, measure=False)
     assert ran.recomputed and steps.equal(ran, reference)
 
 
@@ -211,7 +211,7 @@ def test_graph_breaks(steps, programs, breaks):
     class Broken(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.b, self.c = (programs.Stack(2, 32, 2, loss=False) for _ in range(3))
+            self.a, self.b, self.c = (programs.Stack(1, 32, 2, loss=False) for _ in range(3))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = self.a(x)
@@ -231,7 +231,7 @@ def test_graph_breaks(steps, programs, breaks):
 
 def test_twice_backward_no_grad_and_threads(steps, programs):
     torch.manual_seed(0)
-    model, x = programs.Stack(3, 32, 2), torch.randn(4, 32, 32)
+    model, x = programs.Stack(2, 32, 2), torch.randn(4, 32, 32)
     reference = steps.run(model, [x], measure=False)
     budget = next(steps.budgets(reference, (0.3,)))
     ran = steps.run(model, [x], budget, measure=False)
@@ -268,31 +268,11 @@ class Noisy(torch.autograd.Function):
         return gradient * (1 - x.tanh() ** 2) * torch.rand(x.shape[1])
 
 
-def test_what_only_the_backward_draws_is_drawn_there():
+def test_what_only_the_backward_draws_is_drawn_there(steps):
     """Inductor draws its seeds in an operator that depends on no gradient either."""
-
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(6))
-
-        def forward(self, x):
-            for layer in self.layers:
-                x = torch.nn.functional.gelu(Noisy.apply(layer(x)))
-            return x.square().mean()
-
     torch.manual_seed(0)
-    model, x = Model(), torch.randn(256, 64)
-
-    def trained(budget):
-        torch._dynamo.reset()
-        options = {"optimizer": "none", "memory_budget": budget, "strict": True}
-        model.zero_grad()
-        torch.manual_seed(7)
-        torch.compile(model, backend="optpass", options=options)(x).backward()
-        return [p.grad for p in model.parameters()], torch.get_rng_state()
-
-    (free, state), (tight, after) = trained(10**9), trained(800_000)
-    for mine, theirs in zip(tight, free, strict=True):
-        torch.testing.assert_close(mine, theirs)
-    assert torch.equal(state, after)
+    model, x = Layers(lambda self, i, x: F.gelu(Noisy.apply(x)), 64, 3), torch.randn(256, 64)
+    free = steps.run(model, [x], inner="inductor", measure=False)
+    ran = steps.run(model, [x], next(steps.budgets(free, (0.3,))), inner="inductor", measure=False)
+    assert ran.recomputed and torch.equal(ran.rng, free.rng)
+    torch.testing.assert_close(ran.gradients, free.gradients)

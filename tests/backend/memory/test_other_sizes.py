@@ -83,7 +83,7 @@ class Tokens(nn.Module):
     def __init__(self, classes=100, width=48):
         super().__init__()
         self.embedding = nn.Embedding(classes, width)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, 96), nn.GELU(), nn.Linear(96, width)) for _ in "abc")
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, 96), nn.GELU(), nn.Linear(96, width)) for _ in "ab")
         self.scores = nn.Linear(width, classes)
 
     def forward(self, ids):

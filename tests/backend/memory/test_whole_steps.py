@@ -110,6 +110,38 @@ def test_marked_sizes_and_micro_batches(steps, programs):
         clear(model)
 
 
+def test_gradients_of_the_step_before_are_there_until_they_are_cleared():
+    """Many loops clear them between forward and backward."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(128, 128), nn.GELU())))
+    x = torch.randn(256, 128)
+
+    def trained(budget):
+        torch._dynamo.reset()
+        optpass.reset_report()
+        options = {"inner": "aot_eager", "optimizer": "none", "memory_budget": budget}
+        call = torch.compile(lambda x: model(x).square().mean(), backend="optpass", options=options)
+
+        def step():
+            loss = call(x)
+            clear(model)
+            loss.backward()
+
+        for _ in range(4):
+            step()
+        clear(model)
+        peak = storage_bytes([*model.parameters(), x]) + measure_peak(lambda: (step(), step())).bytes_above_start
+        clear(model)
+        return peak
+
+    peak = trained(10**9)
+    for budget in (10**9, int(0.9 * peak)):
+        peak = trained(budget)
+        assert peak <= budget
+        sites = [*optpass.report().sites("memory budget"), *optpass.report().declined("memory budget")]
+        assert max(site.cost["predicted_peak_bytes"] for site in sites) == pytest.approx(peak, rel=0.005)
+
+
 def eager_bytes(loss, read=False):
     """What is made of the loss of 1000 x 40 outputs, in units of their bytes; `read`: nodes are read before."""
     outputs = torch.randn(1000, 40, requires_grad=True) * 1  # stands for what a compiled graph returns

@@ -75,6 +75,12 @@ def _batch_norm_backward(r: random.Random) -> Case:
     return aten.native_batch_norm_backward.default, arguments, {}
 
 
+def _large(r: random.Random) -> torch.Tensor:
+    """Fewer elements, and more, than are copied in blocks."""
+    dtype = r.choice((torch.float32, torch.float64))
+    return torch.randn(r.choice((r.randint(2, 58), r.randint(62, 90))), r.randint(62, 90), dtype=dtype)
+
+
 def _nll(r: random.Random) -> Case:
     arguments = (torch.randn(40, 9).log_softmax(-1), torch.randint(0, 9, (40,)), None, 1, -100)
     return aten.nll_loss_forward.default, arguments, {}
@@ -139,6 +145,10 @@ CASES: dict[str, Callable[[random.Random], Case]] = {
     "any of float": lambda r: (aten.any.default, (_x(r),), {}),
     "logsumexp": lambda r: (aten.logsumexp.default, (_x(r).contiguous(), [-1]), {}),
     "softmax": lambda r: (aten._softmax.default, (_x(r), -1, False), {}),
+    "softmax of a transposed matrix": lambda r: (aten._softmax.default, (_large(r).t(), -1, False), {}),
+    "clone of a transposed matrix": lambda r: (
+        aten.clone.default, (_large(r).t(),), {"memory_format": r.choice((torch.contiguous_format, None))},
+    ),
     "safe softmax": lambda r: (aten._safe_softmax.default, (_x(r).contiguous(), r.choice((-1, 0))), {}),
     "safe softmax cast": lambda r: (aten._safe_softmax.default, (_x(r).contiguous(), -1, torch.float64), {}),
     "abs of complex": lambda r: (aten.abs.default, (_x(r).to(torch.cfloat),), {}),
