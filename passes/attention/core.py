@@ -63,8 +63,10 @@ class _Weights(Weights):
 
     def find(self) -> Found | None:
         """The site, the reason why it is none, or None where there is no softmax behind this operand."""
-        if not self.inner or not self.may_be_weights(self.walk.value):
+        if not self.may_be_weights(self.walk.value):
             return None
+        if not self.inner:
+            return Found(self.product, blocked=Blocked("there is a single key, whose weight is 1", self.product))
         try:
             return Found(self.product, self._sites())
         except NoSoftmaxError:
@@ -84,22 +86,26 @@ class _Weights(Weights):
         """The sites of `a · left + b · right`; what is inside one is inside all."""
         if self.walk.dropout_value is not None:
             raise Blocked("a sum of weights is dropped as a whole", value)
+        if self.walk.numbers:
+            raise Blocked("NaN in a sum of weights is replaced as a whole", value)
         if self.walk.sliced is not None:
             raise Blocked("a column of a sum of weights is dropped", value)
-        left, right, alpha = value.args[0], value.args[1], arg(value, "alpha") or 1.0
+        alpha = float(arg(value, "alpha") or 1.0)
+        a, b = {"add": (1.0, alpha), "sub": (1.0, -alpha), "rsub": (-alpha, 1.0)}[value.name]
         sites: list[Site] = []
-        for term, sign in ((left, 1.0), (right, float(alpha) * (-1.0 if value.name == "sub" else 1.0))):
+        for term, sign in ((value.args[0], a), (value.args[1], b)):
             walk = self.walk
             branch = copy.copy(self)
             branch.summed = True
             branch.walk = Walk(
                 term, walk.dims, [*walk.passed, value], weight=walk.weight * sign, weights=[*walk.weights],
-                zeroed=[*walk.zeroed], picks=[*walk.picks], shared=walk.shared,
+                zeroed=[*walk.zeroed], numbers=walk.numbers, picks=[*walk.picks], shared=walk.shared,
             )  # fmt: skip
             sites += branch._sites()
         inside = list(dict.fromkeys(v for site in sites for v in site.values))
+        positive = all(isinstance(s.weight, (int, float)) and s.weight > 0 and not s.weights for s in sites)
         for site in sites:
-            site.values = inside
+            site.values, site.cancels = inside, not positive
         return sites
 
     def _site(self, logits: Value, dims: Dims, softmax: Value) -> Site:
@@ -131,7 +137,7 @@ class _Weights(Weights):
         site = Site(
             output, resolve(out_dims), self.out_dims[-2:], value, scores, self.keys, softmax, sink,
             walk.dropout, walk.dropout_value, weight, walk.weights, walk.zeroed, [*walk.passed, *scores.values],
-            sink_behind=self.spelled.sink is not None, binary=binary,
+            numbers=walk.numbers, sink_behind=self.spelled.sink is not None, binary=binary,
             alone=bool(self.spelled.hidden) or self.spelled.sink is not None,
         )  # fmt: skip
         if sink is not None or walk.picks or self.finished is not None:

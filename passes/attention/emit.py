@@ -64,6 +64,12 @@ class Writer:
         self.added.append(node)
         return node
 
+    def once(self, target: Callable[..., Any], *args: Any) -> fx.Node:
+        """`call`, or the node that the same call of this writer made."""
+        if (target, *args) not in self._calls:
+            self._calls[target, *args] = self.call(target, *args)
+        return self._calls[target, *args]
+
     def attribute(self, name: str, value: Any) -> fx.Node:
         """A `get_attr` node for an attribute of the owning module."""
         with self.graph.inserting_before(self.at):

@@ -99,6 +99,8 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
     large = [t for t in terms if not t.small(limit)]
     if site.zeroed and fills:
         empty = _zeroed(site, fills, large)
+    elif site.numbers and exact_rows and not never and _nan_is_zero(site, fills, terms, large, training):
+        empty = "zero"
     elif never:
         empty = "large" if training and not settled else "never"
         if empty == "large" and site.sink is not None:
@@ -179,9 +181,31 @@ def _zeroed(site: Site, fills: list[tuple[Fill, MaskFacts]], large: list[Term]) 
     return "zero"
 
 
+def rounded_in(site: Site) -> torch.dtype:
+    """The dtype that its biases are added in where scores are lost beside the least numbers."""
+    return max(site.scores.added_in or [torch.float32], key=lambda dtype: NO_KEY.get(dtype, NO_KEY[torch.float32]))
+
+
+def _nan_is_zero(
+    site: Site, fills: list[tuple[Fill, MaskFacts]], terms: list[Term], large: list[Term], training: bool
+) -> bool:
+    """Whether rows without a key are zeros because their weights are NaN before; False where they never are NaN."""
+    infinite = any(f.fill == -math.inf for f, _ in fills)
+    several = sum(t.huge for t in terms) + any(math.isfinite(f.fill) for f, _ in fills) > 1
+    if not infinite and not several and all(t.facts.finite and not t.bias.factors for t in terms):
+        return False
+    if site.sink is not None and not site.sink_behind:
+        return False
+    # Replaced scores stop the NaN that flows back to them; numbers that were added after that do not.
+    stopped = all(f.fill == -math.inf and not (training and f.late) for f, _ in fills) and not large
+    if stopped and site.softmax.name == "_softmax" and not site.sink_behind and site.scores.floor is None:
+        return True
+    raise Blocked(f"rows without a single key become zeros, but not their gradients{_ALLOWED}", site.output)
+
+
 def no_key(site: Site) -> float:
-    """What counts as a row without a key at this site, in the narrowest dtype that its biases are added in."""
-    return max(NO_KEY.get(dtype, NO_KEY[torch.float32]) for dtype in site.scores.added_in or [torch.float32])
+    """What counts as a row without a key at this site."""
+    return NO_KEY.get(rounded_in(site), NO_KEY[torch.float32])
 
 
 def _empty_rows(
@@ -200,7 +224,9 @@ def _empty_rows(
     numbers = {f.fill for f, _ in fills}
     # The lowest finite number absorbs what is added to it; -1e9 does not, and a row of it alone shows what was added.
     shows = any(f.late and math.isfinite(f.fill) and f.fill > ABSORBS for f, _ in fills)
-    if len(numbers) > 1 or shows:
+    # float64 loses no score beside -1e9: one that is replaced by it differs from one that it is added to.
+    kept = bool(terms) and any(math.isfinite(number) and number > no_key(site) for number in numbers)
+    if len(numbers) > 1 or shows or kept:
         raise Blocked(f"rows without a single key would come out differently{_ALLOWED}", site.output)
     if terms and training and not all(t.small(limit) for t in terms):
         if site.scores.floor:

@@ -81,7 +81,7 @@ def shifts_rows(candidate: Value, scores: Value, dims: Dims, keys: tuple[Axis, .
     maximum = candidate
     while maximum.name in ("detach", "alias", "unsqueeze"):
         maximum = maximum.args[0]
-    if maximum.name not in ("amax", "max") or maximum.args[0] is not scores or maximum.index != 0:
+    if maximum.name not in ("amax", "max") or detached(maximum.args[0], scores) is not scores or maximum.index != 0:
         return False
     over = maximum.args[1] if len(maximum.args) > 1 else None
     if over is None and maximum.name == "max":
@@ -93,6 +93,13 @@ def shifts_rows(candidate: Value, scores: Value, dims: Dims, keys: tuple[Axis, .
     sizes = enumerate(zip(candidate.shape, scores.shape, strict=True))
     kept = all(is_one(c) if d == dim else equal(c, s) for d, (c, s) in sizes)
     return kept and set(atoms(dims[dim])) == set(keys)
+
+
+def detached(value: Value, source: Value) -> Value:
+    """`value`, or what it was before it was cut off from gradients, as far up as `source`."""
+    while value is not source and value.name in ("detach", "alias"):
+        value = value.args[0]
+    return value
 
 
 def row_maximum_values(candidate: Value, scores: Value) -> list[Value]:

@@ -75,6 +75,8 @@ def plan(site: Site, *, prover: Prover, exact_rows: bool, training: bool, sizes:
     sums = training or bool(site.dropout)
     mask = plan_mask(site, frame, prover, exact_rows=exact_rows, training=sums)
     dtype = _dtype(site)
+    if site.cancels:  # results and gradients do, and a kernel's are rounded one by one
+        dtype = torch.promote_types(dtype, torch.float32)
     depth, width = size_of(frame.depth), size_of(frame.width)
     if (site.sink is not None or not equal(depth, width)) and not (isinstance(depth, int) and isinstance(width, int)):
         raise Blocked("the head dim is dynamic", site.output)

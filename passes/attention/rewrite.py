@@ -26,10 +26,10 @@ Layout = tuple[tuple[Axis, ...], ...]
 
 
 class Rewrite:
-    """One site being written."""
+    """One site being written; `summed` where others are added to it: the sum is rounded once, by the caller."""
 
-    def __init__(self, writer: Writer, plan: Plan) -> None:
-        self.writer, self.plan = writer, plan
+    def __init__(self, writer: Writer, plan: Plan, *, summed: bool = False) -> None:
+        self.writer, self.plan, self.summed = writer, plan, summed
         frame = plan.frame
         self.query_dims: Layout = (frame.batch, frame.heads, frame.rows, frame.depth)
         self.key_dims: Layout = (frame.batch, frame.kv_heads, frame.keys, frame.depth)
@@ -120,7 +120,10 @@ class Rewrite:
 
     def _operand(self, operand: Operand, dims: Layout, factors: Sequence[Factor]) -> fx.Node:
         writer = self.writer
-        node = writer.arrange(writer.value(operand.value), operand.dims, dims)
+        node = writer.value(operand.value)
+        if self.summed and tensor_of(node).dtype != self.plan.dtype:
+            node = writer.once(torch.Tensor.to, node, self.plan.dtype)  # one sum of gradients, rounded once
+        node = writer.arrange(node, operand.dims, dims)
         node = self._times(node, factors, dims)
         return self.writer.to(node, self.plan.dtype)
 
@@ -147,10 +150,12 @@ class Rewrite:
             result = call(torch.narrow, result, 3, 0, plan.problem.value_dim - plan.padding[1])
         if after is not None:
             result = call(torch.add, result, after)
+        if self.summed:
+            result = self.writer.to(result, torch.promote_types(site.output.dtype, torch.float32))
         if isinstance(site.weight, torch.SymFloat) or site.weight != 1.0:
             result = call(torch.mul, result, self.writer.number(site.weight))
         result = self._times(result, site.weights, self.out_dims)
-        return self.writer.to(result, site.output.dtype)
+        return result if self.summed else self.writer.to(result, site.output.dtype)
 
     # ---- a sink -----------------------------------------------------------------------------------------------
 

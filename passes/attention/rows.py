@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from torch import fx
 
 from optpass.passes.attention import flex, lost
 from optpass.passes.attention.emit import Writer, tensor_of
-from optpass.passes.attention.masking import no_key
+from optpass.passes.attention.masking import no_key, rounded_in
 from optpass.passes.attention.plan import Plan
 from optpass.passes.attention.scores import NO_KEY
 from optpass.passes.attention.site import Blocked
@@ -44,7 +45,7 @@ class EmptyRows:
 
     def __init__(self, writer: Writer, plan: Plan, keep: Callable[[], fx.Node]) -> None:
         self.writer, self.plan, self.keep = writer, plan, keep
-        self.no_key = no_key(plan.site)
+        self.no_key, self.added_in = no_key(plan.site), rounded_in(plan.site)
 
     def write(self, query: fx.Node, key: fx.Node, value: fx.Node, mask: fx.Node | None) -> Rows:
         """The operands as the kernel gets them."""
@@ -56,7 +57,7 @@ class EmptyRows:
         if how == "large":
             return Rows(query, value, self._shifted(mask)[0])
         if how == "added":
-            return self._added(query, key, value, mask) if training else self._result(query, value, mask)
+            return (self._added if training else self._result)(query, key, value, mask)
         call = self.writer.call
         some = call(torch.any, self.keep(), -1, True)
         after = self._nan_where(call(torch.logical_not, some), query) if how == "nan" else None
@@ -66,14 +67,14 @@ class EmptyRows:
             value = self._nan_gradient(value, some) if how == "nan" else value
         return Rows(query, value, mask, after)
 
-    def _result(self, query: fx.Node, value: fx.Node, mask: fx.Node) -> Rows:
+    def _result(self, query: fx.Node, key: fx.Node, value: fx.Node, mask: fx.Node) -> Rows:
         """Without gradients: a row of minus infinities is NaN, and kernels make it zeros.
 
         Scores that the user's program loses or replaces in a row without a key are zero where the kernel would not.
         """
         call, plan = self.writer.call, self.plan
         if not self._lost_in_the_kernel() or any(fill.fill > ABSORBS for fill in plan.mask.fills):
-            empty = call(torch.ge, call(torch.abs, call(torch.amax, mask, -1, True)), -self.no_key)
+            empty = self._empty(call(torch.abs, call(torch.amax, mask, -1, True)), query, key)
             query = call(torch.where, empty, self.writer.scalar(0.0, plan.dtype), query)
         if plan.mask.finite:
             return Rows(query, value, mask)
@@ -90,8 +91,31 @@ class EmptyRows:
         known = all(facts.values for facts in self.plan.mask.facts)
         return self.no_key <= kernels or (known and all(v == 0 or v <= kernels for v in values))
 
+    def _empty(self, size: fx.Node, query: fx.Node, key: fx.Node) -> fx.Node:
+        """Which rows have no key, from the size of the largest number that their mask adds.
+
+        In half precision a number like -1e4 or -65504 loses scores up to half a unit in its last place: where |q| |k|
+        does not say that no score of a row is larger, they stay. What rounding leaves of them no kernel knows, and the
+        exact scores are nearer to what was written.
+        """
+        call = self.writer.call
+        empty = call(torch.ge, size, -self.no_key)
+        replaced = any(math.isfinite(fill.fill) for fill in self.plan.mask.fills)  # their own scores must not stay
+        if replaced or self.added_in not in (torch.float16, torch.bfloat16):
+            return empty
+        norms = [call(torch.norm, call(torch.Tensor.detach, t), 2, -1, True, dtype=torch.float32) for t in (query, key)]
+        longest = call(torch.amax, norms[1], 2, True)
+        if self.plan.frame.groups:
+            groups = [a.size for a in self.plan.frame.groups]
+            longest = call(torch.repeat_interleave, longest, self.writer.product(groups), 1)
+        scale = self.plan.scale if isinstance(self.plan.scale, torch.SymFloat) else abs(self.plan.scale)
+        largest = call(torch.mul, call(torch.mul, norms[0], longest), self.writer.number(scale))
+        power = call(torch.exp2, call(torch.floor, call(torch.log2, size)))
+        half_a_unit = call(torch.mul, power, torch.finfo(self.added_in).eps / 2)
+        return call(torch.logical_and, empty, call(torch.le, largest, half_a_unit))
+
     def _shifted(self, mask: fx.Node) -> tuple[fx.Node, fx.Node]:
-        """The mask with its maximum taken off rows where that is large, and which rows have no key.
+        """The mask with its maximum taken off rows where that is large, and the size of that.
 
         Kernels keep the logarithm of a row's sum for the backward; beside -3e38 it is lost, and every weight of such a
         row would count as 1. A row of minus infinities becomes NaN, as it is in the user's program.
@@ -99,12 +123,9 @@ class EmptyRows:
         call = self.writer.call
         top = call(torch.amax, call(torch.Tensor.detach, mask), -1, True)
         size = call(torch.abs, top)
-        large = call(torch.ge, size, _LARGE)
-        empty = call(torch.ge, size, -self.no_key)
-        shift = call(
-            torch.where, call(torch.logical_or, large, empty), top, self.writer.scalar(0.0, tensor_of(top).dtype)
-        )
-        return call(torch.sub, mask, shift), empty
+        large = call(torch.ge, size, _LARGE)  # all rows without a key are among these
+        shift = call(torch.where, large, top, self.writer.scalar(0.0, tensor_of(top).dtype))
+        return call(torch.sub, mask, shift), size
 
     def _added(self, query: fx.Node, key: fx.Node, value: fx.Node, mask: fx.Node) -> Rows:
         """Large negative numbers were added: weights do not depend on the scores there, and yet gradients flow to them.
@@ -115,7 +136,8 @@ class EmptyRows:
         """
         call, plan = self.writer.call, self.plan
         given = mask
-        mask, empty = self._shifted(mask)
+        mask, size = self._shifted(mask)
+        empty = self._empty(size, query, key)
         keep = self.writer.to(call(torch.logical_not, empty), plan.dtype)
         shared = not self._evenly() and self._same_for_all_queries(mask)
         if not self._evenly() and not shared:
@@ -147,7 +169,8 @@ class EmptyRows:
         """Rows of minus infinities stay, and are zeros; in others scores may be lost beside what is added to them."""
         call = self.writer.call
         some = call(torch.ne, call(torch.amax, call(torch.Tensor.detach, mask), -1, True), float("-inf"))
-        shifted, empty = self._shifted(mask)
+        shifted, size = self._shifted(mask)
+        empty = self._empty(size, query, key)
         keep = self.writer.to(call(torch.logical_not, empty), self.plan.dtype)
         after = self._flow(query, key, value, shifted, empty)
         mask = call(torch.where, some, shifted, self.writer.scalar(float("-inf"), tensor_of(mask).dtype))

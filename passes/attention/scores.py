@@ -252,6 +252,8 @@ class Reader:
                 if isinstance(source, Value) and isinstance(mask, Value) and same(uncast(mask), hidden[1]):
                     if mask.dim > len(dims):
                         return None
+                    if math.isinf(_rounded(hidden[0] * number, value.dtype)):
+                        raise Blocked("minus infinity is added to scores that are multiplied by 0", value)
                     whole = Operand(mask, broadcast(dims, mask.shape))
                     keep = mask if mask.dtype == torch.bool else not_zero(mask)
                     scores = self._filled(value, dims, source, keep, hidden[0] * number, keep_when=True)

@@ -144,7 +144,9 @@ class Site:
         weight: number that multiplies the weights after the softmax.
         weights: tensors that do.
         zeroed: masks where weights are set to zero after the softmax, and the value that says so.
+        numbers: weights that are NaN are set to zero.
         values: every value inside the region, output excluded.
+        cancels: its result is added to others, and little may be left of them.
         alone: its spelling of softmax makes of a row without a single key what no other makes of it.
         binary: masks that exponentials or scores are multiplied by, which must hold nothing but 0 and 1.
     """
@@ -163,6 +165,8 @@ class Site:
     weights: list[Factor] = field(default_factory=list)
     zeroed: list[tuple[Value, bool]] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
+    numbers: bool = False
     sink_behind: bool = False
     binary: list[Operand] = field(default_factory=list)
+    cancels: bool = False
     alone: bool = False

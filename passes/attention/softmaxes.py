@@ -14,7 +14,7 @@ import torch
 
 from optpass.passes.attention.axes import is_one, same_sizes
 from optpass.passes.attention.ir import Value, arg, same
-from optpass.passes.attention.operands import Constant
+from optpass.passes.attention.operands import Constant, detached
 
 _EXPONENTIALS = {"exp": 1.0, "exp2": math.log(2.0)}
 _SUM_LAYOUT = ("expand", "alias", "unsqueeze")
@@ -225,10 +225,10 @@ def _largest_is_zero(exponentials: Value, dim: int) -> bool:
     shifted = exponentials.args[0]
     if exponentials.name == "_softmax" or shifted.name != "sub" or shifted.args[2] != 1:
         return False
-    top = shifted.args[1]
+    source, top = shifted.args[0], shifted.args[1]
     while isinstance(top, Value) and top.name in ("detach", "alias", "unsqueeze", "expand"):
         top = top.args[0]
-    if not isinstance(top, Value) or top.name not in ("amax", "max") or top.args[0] is not shifted.args[0]:
+    if not isinstance(top, Value) or top.name not in ("amax", "max") or detached(top.args[0], source) is not source:
         return False
     over = top.args[1] if len(top.args) > 1 else None
     over = [over] if isinstance(over, int) else over

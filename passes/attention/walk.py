@@ -56,6 +56,7 @@ class Walk:
     weight: Number = 1.0
     weights: list[Factor] = field(default_factory=list)
     zeroed: list[tuple[Value, bool]] = field(default_factory=list)
+    numbers: bool = False  #: what is not a number is set to zero
     sliced: Value | None = None  #: the slice that drops the sink's column
     picks: list[Pick] = field(default_factory=list)
     shared: bool = False  #: between several batches of v
@@ -128,9 +129,15 @@ class Weights:
             walk.value = source
             walk.zeroed.append((value.args[1], True))
             return True
+        if value.name == "neg":
+            walk.value, walk.weight = source, walk.weight * -1.0
+            return True
+        if value.name == "nan_to_num" and value.args[1] in (None, 0):  # the infinities that it replaces no weight is
+            walk.value, walk.numbers = source, True
+            return True
         if value.name == "slice" and walk.sliced is None and self._drop_column(value, source):
             return True
-        if value.name in ("add", "sub") and self._summed(value):
+        if value.name in ("add", "sub", "rsub") and self._summed(value):
             raise SumError(value)
         return self._picked(value) or (value.name in ("mul", "div") and self._multiplied(value))
 
@@ -163,7 +170,7 @@ class Weights:
         if number is not None and source is not None and source.dim == value.dim:
             walk.value, walk.weight = source, walk.weight * number
             return True
-        if arg(value, "rounding_mode") if value.name == "div" else False:
+        if walk.numbers or (arg(value, "rounding_mode") if value.name == "div" else False):
             return False
         for source, other in ((value.args[0], value.args[1]), (value.args[1], value.args[0])):
             if not isinstance(source, Value) or not isinstance(other, Value) or source.dim != value.dim:

@@ -197,13 +197,14 @@ class GraphWork:
         writer = self._writer(output.node, output)
         try:
             attachment = Attachment(parts[0].planned.site, self.program, self.live)
-            written = [Rewrite(writer, part.planned) for part in parts]
+            written = [Rewrite(writer, part.planned, summed=len(parts) > 1) for part in parts]
             results = [self._call(r, writer, part.choice) for r, part in zip(written, parts, strict=True)]
             layout: Layout = written[0].out_dims
             if len(results) > 1:
                 layout = tuple(parts[0].planned.site.out_dims)
                 results = [place(writer, n, r.out_dims, layout) for n, r in zip(results, written, strict=True)]
-            attachment.put(writer, functools.reduce(functools.partial(writer.call, torch.add), results), layout)
+            total = functools.reduce(functools.partial(writer.call, torch.add), results)
+            attachment.put(writer, writer.to(total, output.dtype), layout)
         except Blocked:
             writer.undo()
             raise

@@ -60,6 +60,13 @@ def _padded(s: Sizes) -> list[Any]:
     return [*heads_first(s), keep(s)]
 
 
+@form(_padded, mask="operand")
+def weights_of_nan_set_to_zero(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """A sequence of padding alone is zeros, in the way that kernels have of themselves."""
+    scores = (q @ k.mT * 0.25).masked_fill(~mask[:, None, None, :], -math.inf)
+    return scores.softmax(-1).nan_to_num(0.0) @ v
+
+
 @form(_padded, mask="operand", scale=root, dynamic=True)
 def padding_filled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """The annotated transformer: mask == 0 filled with -1e9."""

@@ -92,3 +92,30 @@ def a_causal_mask_that_a_tensor_scales(q, k, v, scale):
     """Where the tensor is negative, hidden keys get all the weight, and their scores are lost beside the number."""
     mask = torch.full((6, 6), -1e9).triu(1).to(q.dtype)
     return ((q @ k.mT * 0.3 + mask) * scale).softmax(-1) @ v
+
+
+@suite.decline(lambda r: [*r.qkv(), r.bools(2, 1, 6, 6, full="one")], dtype=torch.float16)
+def minus_infinity_beside_a_product_with_zero(q, k, v, keep):
+    """-1e9 is minus infinity in float16: rows without a key are NaN, and so is the gradient that the 0 multiplies."""
+    m = keep.to(q.dtype)
+    return (q @ k.mT * 0.3 * m + (1 - m) * -1e9).softmax(-1) @ v
+
+
+@suite.decline(lambda r: [*r.qkv(), r.bools(2, 1, 6, 6, full="one")])
+def nan_of_one_map_takes_the_other_along(q, k, v, keep):
+    """Where one map is NaN the sum is, and becomes 0: the other map's row goes too."""
+    masked = (q @ k.mT * 0.3).masked_fill(~keep, float("-inf")).softmax(-1)
+    return (masked - 0.5 * _map(k, q)).nan_to_num() @ v
+
+
+@suite.decline(plus((2, 3, 6, 1)))
+def nan_to_num_of_weights_over_zero(q, k, v, divisor):
+    """Infinite weights become the largest number."""
+    return (_map(q, k) / torch.zeros_like(divisor)).nan_to_num(posinf=1.0) @ v
+
+
+@suite.decline()
+def shifted_by_the_detached_maximum_of_others(q, k, v):
+    """A detached maximum over queries is not one number for each row."""
+    scores = q @ k.mT * 0.3
+    return (scores - scores.detach().amax(-2, keepdim=True)).softmax(-1) @ v
