@@ -37,7 +37,8 @@ class MaskPlan:
             (large negative numbers are added: the weights that these leave, or NaN, and gradients flow on), 'uniform'
             (scores are replaced: uniform weights, no gradient to the scores), 'nan' (replaced by minus infinity: NaN),
             'large' (there are none, but all keys of a row may carry a number beside which kernels lose precision in the
-            backward), 'zero' (weights are set to zero: what kernels do by themselves beside minus infinity).
+            backward), 'zero' (weights are set to zero: what kernels do by themselves beside minus infinity),
+            'zero or NaN' (so too, but NaN where minus infinity is added to all other keys of the row).
         finite: the mask operand has a finite number in every row.
         facts: what was proved of the masks that are left, for the words.
         proofs: all that was proved, for the guards.
@@ -76,6 +77,8 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
     for mask, hides in site.zeroed:
         if not any(same(f.mask.value, mask) and f.keep_when is not hides for f in scores.fills):
             raise Blocked("weights are set to zero where their scores were not masked", site.output)
+    if any(v == math.inf for t in terms for v in t.extremes):
+        raise Blocked("plus infinity is added to scores", site.output)
     if not facts:
         return MaskPlan("none", proofs=proofs)
     hiding = [t for t in terms if t.hides]
@@ -98,7 +101,7 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
     empty = "never"
     large = [t for t in terms if not t.small(limit)]
     if site.zeroed and fills:
-        empty = _zeroed(site, fills, large)
+        empty = _zeroed(site, fills, large, training)
     elif site.numbers and exact_rows and not never and _nan_is_zero(site, fills, terms, large, training):
         empty = "zero"
     elif never:
@@ -164,21 +167,22 @@ def _together(site: Site, frame: Frame, prover: Prover, fills: list[Fill], hidin
     return prover.prove_all(asked, _length(frame.rows, site.output), _length(frame.keys, site.output))
 
 
-def _zeroed(site: Site, fills: list[tuple[Fill, MaskFacts]], large: list[Term]) -> str:
+def _zeroed(site: Site, fills: list[tuple[Fill, MaskFacts]], large: list[Term], training: bool) -> str:
     """Rows without a key are zeros in the user's program too, if one mask alone says which they are.
 
     Where something as low as the fill may be added to the other keys, these share the weights with those that are set
-    to zero, and the rest does not add up to 1; or, beside minus infinity, is NaN.
+    to zero, and the rest does not add up to 1; or, beside minus infinity, is NaN, which can be said without gradients.
     """
     alone = len(fills) == 1 and not any(t.hides for t in large) and not (large and site.scores.floor)
     if not alone or site.sink is not None:
         raise Blocked("weights are set to zero after the softmax, and more than one mask is at work", site.output)
     ((fill, _),) = fills
-    for term in large:
-        number = fill.fill < ABSORBS and of_product(term.bias.operand.value)
-        if not (number or term.size < min(-fill.fill / 2, math.inf)):
-            raise Blocked("weights are set to zero after the softmax, and what is added may be a mask", site.output)
-    return "zero"
+    absorbs = fill.fill < ABSORBS
+    if all((absorbs and of_product(t.bias.operand.value)) or t.size < -fill.fill / 2 for t in large):
+        return "zero"
+    if fill.fill == -math.inf and not training and not site.dropout:
+        return "zero or NaN"
+    raise Blocked("weights are set to zero after the softmax, and what is added may be a mask", site.output)
 
 
 def rounded_in(site: Site) -> torch.dtype:

@@ -56,7 +56,7 @@ class EmptyRows:
             return Rows(query, value, mask)
         if how == "large":
             return Rows(query, value, self._shifted(mask)[0])
-        if how == "added":
+        if how in ("added", "zero or NaN"):
             return (self._added if training else self._result)(query, key, value, mask)
         call = self.writer.call
         some = call(torch.any, self.keep(), -1, True)
@@ -79,6 +79,8 @@ class EmptyRows:
         if plan.mask.finite:
             return Rows(query, value, mask)
         lost = call(torch.all, call(torch.eq, mask, float("-inf")), -1, True)
+        if plan.mask.empty_rows == "zero or NaN":  # where no key is left by the mask that sets weights to zero: zeros
+            lost = call(torch.logical_and, lost, call(torch.any, self.keep(), -1, True))
         return Rows(query, value, mask, self._nan_where(lost, query))
 
     def _lost_in_the_kernel(self) -> bool:

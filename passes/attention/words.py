@@ -56,6 +56,7 @@ _ROWS = {
     "added": "rows without a key as before",
     "uniform": "rows without a key as before (uniform)",
     "nan": "rows without a key as before (NaN)",
+    "zero or NaN": "rows without a key as before (zero or NaN)",
 }
 
 

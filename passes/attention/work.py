@@ -173,7 +173,7 @@ class GraphWork:
         """Our own operator, where it computes the site: on a CPU, and not for a foreign compiler."""
         if self.ctx.options.inner not in _OWN_OPERATORS or planned.problem.device != "cpu":
             return None
-        if planned.mask.empty_rows == "zero":  # rows without a key are NaN in it
+        if planned.mask.empty_rows in ("zero", "zero or NaN"):  # rows without a key are NaN in it
             return None
         numbers = (planned.scale, *(cap.inner for cap in planned.site.scores.softcaps))
         if not all(isinstance(number, (int, float)) for number in numbers):

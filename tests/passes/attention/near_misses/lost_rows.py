@@ -129,11 +129,17 @@ def zeroed_beside_a_mask_as_low(q, k, v, b, m):
     return attend_zeroed(q, k, v, lambda s: (s + b.to(q.dtype) * -LOW).masked_fill(~m, LOW), m)
 
 
-@suite.decline(lambda r: [*r.qkv(), r.ints(0, 2, 2, 1, 6, 1).expand(2, 1, 6, 6), r.bools(2, 1, 6, 6)])
-def zeroed_beside_a_mask_of_infinities(q, k, v, b, m):
+def beside_infinities(q, k, v, b, m):
     """Minus infinity for all keys of a row is NaN, but where both masks have it."""
-    hidden = torch.zeros_like(b, dtype=q.dtype).masked_fill(b == 0, -math.inf)
-    return attend_zeroed(q, k, v, lambda s: (s + hidden).masked_fill(~m, -math.inf), m)
+    return attend_zeroed(q, k, v, lambda s: (s + b.to(q.dtype).log()).masked_fill(~m, -math.inf), m)
+
+
+def whole_rows(r):
+    return [*r.qkv(), r.ints(0, 2, 2, 1, 6, 1).expand(2, 1, 6, 6), r.bools(2, 1, 6, 6) & r.bools(2, 1, 6, 1)]
+
+
+suite.equal(whole_rows, name="zeroed beside a mask of infinities", modes=("inference",))(beside_infinities)
+suite.decline(whole_rows, name="zeroed beside a mask of infinities, training", modes=ONLY)(beside_infinities)
 
 
 @suite.equal(left_padded(), modes=ONLY)
