@@ -153,3 +153,17 @@ def causal_replaced_padding_added(q, k, v, m):
 def bias_of_a_product_zeroed(q, k, v, r, m):
     """What comes out of a product is no mask."""
     return attend_zeroed(q, k, v, lambda s: (s + q @ r.mT).masked_fill(~m, LOW), m)
+
+
+@suite.decline()
+def minus_infinity_taken_off(q, k, v):
+    """A mask of minus infinity in what is taken off is plus infinity, and NaN."""
+    hidden = torch.zeros(6, 6, dtype=q.dtype).masked_fill(torch.ones(6, 6, dtype=torch.bool).triu(1), -math.inf)
+    return (1.0 - (q @ k.mT * 0.3 + hidden)).softmax(-1) @ v
+
+
+@suite.decline(lambda r: [*r.qkv(), r.bools(2, 1, 6, 6)], dtype=torch.float64)
+def as_low_in_float64(q, k, v, m):
+    """float64 loses no score beside -1e9: those that it is added to and those that it replaces differ."""
+    scores = q @ k.mT * 0.3 + (1.0 - causal(q).mT.to(q.dtype)) * -1e9
+    return scores.masked_fill(~m, -1e9).softmax(-1) @ v
