@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -36,19 +35,10 @@ def programs() -> ModuleType:
     return _load("optpass_test_memory_programs", path)
 
 
-@pytest.fixture
-def thorough() -> None:
-    """The search as it is."""
-
-
 @pytest.fixture(autouse=True)
-def hasty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A search that looks less far, but for tests with `thorough`: whatever it finds is to be carried out rightly; how
-    good it is is asked in `tests/passes/memory`. Plans found with one effort are not given with another."""
-    if "thorough" in request.fixturenames:
-        yield
-        return
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that looks less far: whatever it finds is to be carried out rightly; how good it is is asked in
+    `tests/passes/memory`. Plans found with one effort are not given with another."""
     for name, effort in (("EFFORT", 10_000), ("EFFORT_SMALL", 10_000), ("EFFORT_GAPS", 5_000)):
         monkeypatch.setattr(refill, name, effort)
     monkeypatch.setattr(SEARCHES, "_found", type(SEARCHES._found)())
-    yield

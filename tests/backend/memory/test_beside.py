@@ -42,9 +42,9 @@ def adversarial(call):
     return step, (made, judge), (real, noise)
 
 
-def taught(call):
+def taught(call, model=None):
     """A target of the loss, which is no input of the graph, and a result in a storage as large as the outputs."""
-    model = network()
+    model = model or network()
     compiled, given, target = call(model), torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
 
     def step():
@@ -58,16 +58,7 @@ def taught(call):
 
 def squashed(call):
     """Outputs that the graph has saved for its own backward, and nobody else holds then."""
-    model = nn.Sequential(network(), nn.Sigmoid())
-    compiled, given, target = call(model), torch.randn(ROWS, WIDTH), torch.rand(ROWS, WIDTH)
-
-    def step():
-        F.mse_loss(compiled(given), target).backward()
-        found = [p.grad for p in model.parameters()]
-        model.zero_grad()
-        return found
-
-    return step, (model,), (given, target)
+    return taught(call, nn.Sequential(network(), nn.Sigmoid()))
 
 
 def lost(call):
@@ -248,20 +239,10 @@ def measured(program, budget, steps=3):
 @pytest.mark.parametrize(
     "program",
     [
-        adversarial,
-        taught,
-        squashed,
-        lost,
-        distilled,
-        contrasted,
-        handed_back,
-        whole,
-        headed,
-        summed,
-        compared,
+        adversarial, taught, squashed, lost, distilled, contrasted, handed_back, whole, headed, summed, compared,
         unrolled,
     ],
-)
+)  # fmt: skip
 def test_what_is_held_beside_the_graphs_is_counted(program):
     peak, results, predicted, held = measured(program, 10**10)
     assert abs(predicted - peak) <= 0.005 * peak
