@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import random
+import shutil
+import signal
 import sys
+import tempfile
 import zlib
 
 import pytest
@@ -21,7 +25,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before the workers of xdist start, which are given the options as they stand here."""
+    """Before the workers of xdist start, which are given the options and the environment as they stand here."""
+    if not hasattr(config, "workerinput"):
+        # What an earlier run compiled would be taken from there, and not be compiled again.
+        folder = tempfile.mkdtemp(prefix="optpass-tests-")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        # A shell's background jobs ignore SIGINT, and so would all that the tests start and interrupt.
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.option.seed is None:
         config.option.seed = random.SystemRandom().getrandbits(31)
     elif not hasattr(config, "workerinput"):

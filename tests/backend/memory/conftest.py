@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -42,3 +44,11 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, effort in (("EFFORT", 10_000), ("EFFORT_SMALL", 10_000), ("EFFORT_GAPS", 5_000)):
         monkeypatch.setattr(refill, name, effort)
     monkeypatch.setattr(SEARCHES, "_found", type(SEARCHES._found)())
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """What was there before the test is not looked through: each plan asks all living objects for its optimizer."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
