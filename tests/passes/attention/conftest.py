@@ -9,6 +9,7 @@ import copy
 import importlib
 import importlib.machinery
 import importlib.util
+import itertools
 import os
 import re
 import sys
@@ -51,8 +52,33 @@ def forms() -> dict[str, Any]:
     return {f.name: f for f in FORMS}
 
 
+#: Forms of which neither the dtype nor a backward changes what must be understood: two of their four cases are run.
+ALIKE = ("spelling", "quotients", "parts", "layout", "heads", "distances", "programmable", "declines")
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+MODES = {"inference": False, "training": True}
+
+
+def _cases() -> Iterator[Any]:
+    """Forms in each dtype, in inference and in training; those that are `ALIKE` once in each, by turns."""
+    turns = itertools.count()
+    for form in (f for f in FORMS if f.group == "form"):
+        alike = form.program.__module__.rpartition(".")[-1] in ALIKE
+        turn = next(turns) if alike else 0
+        for (i, (dtype, value)), (j, (mode, training)) in itertools.product(
+            enumerate(DTYPES.items()), enumerate(MODES.items())
+        ):
+            if not alike or (i + j + turn) % 2 == 0:
+                yield pytest.param(form, value, training, id=f"{form.name}-{dtype}-{mode}")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`form`, `mask_form` and `almost_form` run over their groups; `dynamic_form` and `dropout_form` over parts."""
+    """`form`, `mask_form` and `almost_form` run over their groups; `dynamic_form` and `dropout_form` over parts.
+
+    A test of `form`, `dtype` and `training` runs over `_cases`.
+    """
+    if {"form", "dtype", "training"} <= set(metafunc.fixturenames):
+        metafunc.parametrize(("form", "dtype", "training"), _cases())
+        return
     chosen: dict[str, Callable[[Any], bool]] = {
         "form": lambda f: f.group == "form",
         "mask_form": lambda f: f.group == "mask",

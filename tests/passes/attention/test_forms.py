@@ -23,8 +23,6 @@ from optpass.passes.attention.gate import Verdict
 
 pytestmark = pytest.mark.usefixtures("clean", "seeded")
 
-DTYPES = [torch.float32, torch.bfloat16]
-BY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16"])
 BY_MODE = pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 
 
@@ -139,8 +137,6 @@ def both(
     return reference, *runs
 
 
-@BY_MODE
-@BY_DTYPE
 def test_form(
     form: Any, dtype: torch.dtype, training: bool, kernels: Any, compiled: Any, harness: Any, exact: Any, seeded: int
 ) -> None:
