@@ -31,6 +31,8 @@ QUICK = ("bert", "gpt2", "llama", "t5", "gemma2", "gpt_oss", "swin", "bloom")
 TIMEOUT_S = 240.0
 TOTAL = "all"
 ALL_CASES = "all cases"
+#: A defect: every site that is not fused is to be listed with its reason.
+NO_REASON = "no reason was given"
 _LATE = "the time was over"
 _ENVIRON = {"OMP_NUM_THREADS": "1"}
 
@@ -106,6 +108,8 @@ def _rows(name: str, found: Measured) -> Iterator[Row]:
         if one.get("error") is not None:
             extra |= {"error": one["error"], "eager's": one["eager_error"]}
         why = [f"{n}x {reason}" if n > 1 else reason for reason, n in Counter(one["declined"]).items()]
+        silent = one["sites"] - one["fused"] - len(one["declined"])
+        why += [f"{silent}x {NO_REASON}"] if silent > 0 else []
         extra |= {"graphs": float(one["graphs"]), "wrong": one["wrong"], "why not": "; ".join(why)}
         share = one["fused"] / one["sites"] if one["sites"] else None
         yield Row(case=case, group=name, unit="", median=share, extra=extra)
@@ -157,6 +161,11 @@ def _notes(measured: Mapping[str, Measured], failed: Mapping[str, str]) -> Itera
             reasons.update(reason.partition(" at ")[0] for reason in one["declined"])
     yield "sites are counted in an eager run, fused calls as the compiled graphs run"
     yield "calls that the model makes of a fused kernel itself count in neither"
+    silent = sorted(
+        {name for name, found in measured.items() for row in _rows(name, found) if NO_REASON in str(row.extra)}
+    )
+    if silent:
+        yield f"{NO_REASON}: {', '.join(silent)}"
     for reason, count in reasons.most_common():
         yield f"declined {count}x: {reason}"
     for name, found in measured.items():

@@ -14,8 +14,8 @@ from optpass.passes.attention.work import GraphWork
 from optpass.passes.contract import Pass, PassContext, PassResult, Stage
 from optpass.passes.processor import instructions, slow_library
 
-#: A graph without any of these has no softmax, and is not looked into.
-_SIGNS = ("softmax", "exp", "logsumexp", "multi_head_attention_forward")
+#: A graph without any of these, in itself or in a graph that it runs, has no softmax, and is not looked into.
+_SIGNS = ("softmax", "softmin", "exp", "logsumexp", "multi_head_attention_forward")
 
 
 class Attention(Pass):
@@ -52,7 +52,8 @@ class Attention(Pass):
             inner = getattr(gm, str(node.target), None) if node.op == "get_attr" else None
             if isinstance(inner, fx.GraphModule):
                 self._inner(gm, node, inner, ctx, result)
-        if any(sign in str(n.target) for n in gm.graph.nodes for sign in _SIGNS):
+        graphs = [m.graph for m in gm.modules() if isinstance(m, fx.GraphModule)]
+        if any(sign in str(n.target) for graph in graphs for n in graph.nodes for sign in _SIGNS):
             GraphWork(gm, ctx, self._config, result).run()
 
     def _inner(

@@ -96,6 +96,11 @@ def equal(a: Size, b: Size) -> bool:
     return bool(a == b) if isinstance(a, int) and isinstance(b, int) else bool(sympy.expand(a - b) == 0)
 
 
+def known_equal(a: Size, b: Size) -> bool:
+    """Whether two sizes are the same by their form, or by what the graph's guards say of their symbols already."""
+    return equal(a, b) or bool(statically_known_true(a == b))
+
+
 def same_sizes(a: Sequence[Size], b: Sequence[Size]) -> bool:
     """Whether two shapes (or strides) are the same for every value of their symbols."""
     return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))

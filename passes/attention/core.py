@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -23,6 +23,7 @@ from optpass.passes.attention.operands import (
     exact_cast,
     not_zero,
     peel,
+    product_operands,
     row_maximum_values,
     shifts_rows,
 )
@@ -30,7 +31,8 @@ from optpass.passes.attention.picks import apply_picks, take_part
 from optpass.passes.attention.scores import Reader
 from optpass.passes.attention.sinks import appended
 from optpass.passes.attention.site import Blocked, Fill, Operand, Scores, Site
-from optpass.passes.attention.walk import NoSoftmaxError, SumError, Walk, Weights
+from optpass.passes.attention.unseen import ONE_VECTOR, Unseen, is_parameter
+from optpass.passes.attention.walk import NoSoftmaxError, SumError, Walk, Weights, stands_between
 
 
 @dataclass
@@ -45,32 +47,58 @@ class Found:
     blocked: Blocked | None = None
 
 
-def find(program: Program, constant: Constant, now: Now) -> Iterator[Found]:
-    """Every attention of `program` in order, and everything that resembles one with the reason why it is not."""
+def find(
+    program: Program, constant: Constant, now: Now, roots: Collection[Value] = (), *, join: bool = True
+) -> Iterator[Found]:
+    """Every attention of `program` in order, and everything that resembles one with the reason why it is not.
+
+    Args:
+        program, constant, now: see `scores.Reader`.
+        roots: values that leave the graph.
+        join: products that are added up are read as one; else as a product and its biases.
+    """
+    unseen = Unseen(program)
+    behind = unseen.weights
+    for softmax in unseen.leaving(roots):
+        reason = "the weights leave the graph before they meet v: at a graph break, or they are what is asked for"
+        yield Found(softmax, blocked=Blocked(reason, softmax))
     for value in program.values:
+        if value.name in ONE_VECTOR and any(factor in behind for factor in value.inputs()):
+            yield Found(value, blocked=Blocked(f"the product with v is {value.name}, of a single vector", value))
         if value.name not in PRODUCTS:
             continue
         if value.name in ("baddbmm", "addmm") and arg(value, "beta") != 0:
+            if any(factor in behind and not is_parameter(other) for factor, other in _both_ways(value)):
+                yield Found(value, blocked=Blocked(f"{value.name} adds the product with v to something else", value))
             continue
-        for found in (_Weights(program, value, side, constant, now).find() for side in (0, 1)):
-            if found is not None:
-                yield found
-                break
+        sides = [_Weights(program, value, side, constant, now, join=join).find(behind) for side in (0, 1)]
+        found = [side for side in sides if side is not None]
+        if found:
+            yield next((side for side in found if side.blocked is None), found[0])
+
+
+def _both_ways(product: Value) -> tuple[tuple[Value, Value], tuple[Value, Value]]:
+    left, right = product_operands(product)
+    return (left, right), (right, left)
 
 
 class _Weights(Weights):
     """One operand of one product, and the sites that it is the weights of."""
 
-    def find(self) -> Found | None:
-        """The site, the reason why it is none, or None where there is no softmax behind this operand."""
-        if not self.may_be_weights(self.walk.value):
+    def find(self, behind: Collection[Value]) -> Found | None:
+        """The site, the reason why it is none, or None where there is no softmax behind this operand.
+
+        `behind`: values that a softmax of scores is behind, however far.
+        """
+        far = self.walk.value in behind
+        if not self.may_be_weights(self.walk.value) and not far:
             return None
         if not self.inner:
             return Found(self.product, blocked=Blocked("there is a single key, whose weight is 1", self.product))
         try:
             return Found(self.product, self._sites())
         except NoSoftmaxError:
-            return None
+            return Found(self.product, blocked=stands_between(self.walk.value)) if far else None
         except Blocked as blocked:
             return Found(self.product, blocked=blocked)
 
@@ -112,7 +140,7 @@ class _Weights(Weights):
         sink, read, walk = None, logits, self.walk
         if walk.sliced is not None:
             logits, dims, sink = self._sink(logits, dims)
-        reader = Reader(self.inner, lambda: flat(dims), self.constant, self.now)
+        reader = Reader(self.inner, lambda: flat(dims), self.constant, self.now, join=self.join)
         scores = reader.read(logits, dims)
         if self.spelled.scale != 1.0:
             reader.scaled_by(scores, self.spelled.scale, logits)

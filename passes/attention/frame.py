@@ -21,6 +21,12 @@ class Frame:
     keys: tuple[Axis, ...]
     depth: tuple[Axis, ...]
     width: tuple[Axis, ...]
+    depths: tuple[tuple[Axis, ...], ...] = ()  #: of further products that are added to the scores
+
+    @property
+    def vector(self) -> Any:
+        """Numbers of a query: those of all products together."""
+        return sum((size_of(depth) for depth in self.depths), size_of(self.depth))
 
     @property
     def kv_heads(self) -> tuple[Axis, ...]:
@@ -39,7 +45,10 @@ def size_of(axes: tuple[Axis, ...]) -> Any:
 def frame_of(site: Site) -> Frame:
     """The frame of `site`; raises `Blocked` where an operand has an axis that attention has no place for."""
     scores = site.scores
-    in_query, in_key = set(flat(scores.query.dims)), set(flat(scores.key.dims))
+    depths = tuple(atoms(part.contraction) for part in scores.parts)
+    added = {a for depth in depths for a in depth}
+    in_query = {a for o in (scores.query, *(p.query for p in scores.parts)) for a in flat(o.dims)} - added
+    in_key = {a for o in (scores.key, *(p.key for p in scores.parts)) for a in flat(o.dims)} - added
     in_value, out = set(flat(site.value.dims)), flat(site.out_dims)
     keys, depth = atoms(site.keys), atoms(scores.contraction)
     rows = tuple(a for a in out if a in atoms(scores.rows) and a in _row_dim(site))
@@ -58,7 +67,7 @@ def frame_of(site: Site) -> Frame:
     batch, heads = _split(shared, groups, terms)
     if not set(groups) <= set(heads):
         raise Blocked("query heads that share keys are not next to each other", site.output)
-    return Frame(batch, heads, groups, rows, keys, depth, width)
+    return Frame(batch, heads, groups, rows, keys, depth, width, depths)
 
 
 def _row_dim(site: Site) -> set[Axis]:

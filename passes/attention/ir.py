@@ -85,6 +85,8 @@ class Program:
         again: for a value that a node's tensor became when its memory was written to, that node.
         ran: nodes that were run on fake tensors, so that everything they do is among the values and writes.
         touches: per storage, every Dynamo node that makes an alias of it or writes to it.
+        closed: nodes that are not looked into because no attention is written with them.
+        softmaxes: nodes that are not looked into and make a softmax, or run a graph that does.
     """
 
     values: list[Value] = field(default_factory=list)
@@ -92,6 +94,8 @@ class Program:
     by_node: dict[fx.Node, list[Value]] = field(default_factory=dict)
     writes: dict[int, list[fx.Node]] = field(default_factory=dict)
     touches: dict[int, set[fx.Node]] = field(default_factory=dict)
+    closed: set[fx.Node] = field(default_factory=set)
+    softmaxes: set[fx.Node] = field(default_factory=set)
     again: dict[Value, fx.Node] = field(default_factory=dict)
     ran: set[fx.Node] = field(default_factory=set)
     _users: dict[Value, list[Value]] | None = None

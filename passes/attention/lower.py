@@ -27,6 +27,8 @@ _CLOSED = frozenset(
     "batch_norm instance_norm embedding embedding_bag cross_entropy gelu silu relu mish elu leaky_relu "
     "scaled_dot_product_attention interpolate max_pool2d avg_pool2d adaptive_avg_pool2d".split()
 )
+#: Parts of the names of products.
+_MULTIPLY = ("matmul", "bmm", "mm", "einsum", "linear", "attention", "mv", "dot")
 #: Nodes that set state instead of computing: they are run, so that what follows sees the state.
 _STATE = frozenset(
     "_enter_autocast _exit_autocast _set_grad_enabled _vmap_increment_nesting _vmap_decrement_nesting "
@@ -101,6 +103,8 @@ class _Lowering:
             return None
         higher = isinstance(node.target, torch._ops.HigherOrderOperator)
         closed = name in _CLOSED and not (name == "linear" and self._of_made_weight(node))
+        if closed:
+            self.program.closed.add(node)
         if closed or node.op == "call_module" or higher or str(node.target) in _RESHAPING:
             return self._closed(node)
         try:
@@ -140,6 +144,9 @@ class _Lowering:
             found = self.program.node_value(target)
             if found is not None:
                 self._wrote(found.storage, None)
+        bodies = [self.constant(str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"]
+        if "softmax" in str(node.target) or any(_softmax_inside(body) for body in bodies):
+            self.program.softmaxes.add(node)
         return self._leaf_of(node, "opaque")
 
     def _leaf_of(self, node: fx.Node, leaf: str) -> Any:
@@ -280,6 +287,15 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         result = func(*args, **(kwargs or {}))
         self.lowering.record(func, args, kwargs or {}, result)
         return result
+
+
+def _softmax_inside(body: Any) -> bool:
+    """Whether a graph makes a softmax and multiplies nothing with it: then its caller may."""
+    if not isinstance(body, fx.GraphModule):
+        return False
+    names = [str(n.target) for m in body.modules() if isinstance(m, fx.GraphModule) for n in m.graph.nodes]
+    made = max((i for i, name in enumerate(names) if "softmax" in name), default=-1)
+    return made > max((i for i, name in enumerate(names) if any(word in name for word in _MULTIPLY)), default=-1)
 
 
 def _function_name(node: fx.Node) -> str:

@@ -16,10 +16,11 @@ from optpass.passes.attention.axes import Axis, atoms, flat
 from optpass.passes.attention.frame import Frame, size_of
 from optpass.passes.attention.ir import Value, same
 from optpass.passes.attention.masks import MaskFacts, Prover
+from optpass.passes.attention.operands import Constant
 from optpass.passes.attention.problem import MaskKind
 from optpass.passes.attention.scores import NO_KEY
 from optpass.passes.attention.site import Bias, Blocked, Fill, Operand, Site
-from optpass.passes.attention.terms import ABSORBS, Term, of_product
+from optpass.passes.attention.terms import ABSORBS, Term, of_products
 
 #: What is added up to this changes the logarithm of a row's sum by less than it is rounded to.
 _SMALL = 1e4
@@ -101,7 +102,7 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
     empty = "never"
     large = [t for t in terms if not t.small(limit)]
     if site.zeroed and fills:
-        empty = _zeroed(site, fills, large, training)
+        empty = _zeroed(site, fills, large, prover.constant, training)
     elif site.numbers and exact_rows and not never and _nan_is_zero(site, fills, terms, large, training):
         empty = "zero"
     elif never:
@@ -167,7 +168,9 @@ def _together(site: Site, frame: Frame, prover: Prover, fills: list[Fill], hidin
     return prover.prove_all(asked, _length(frame.rows, site.output), _length(frame.keys, site.output))
 
 
-def _zeroed(site: Site, fills: list[tuple[Fill, MaskFacts]], large: list[Term], training: bool) -> str:
+def _zeroed(
+    site: Site, fills: list[tuple[Fill, MaskFacts]], large: list[Term], constant: Constant, training: bool
+) -> str:
     """Rows without a key are zeros in the user's program too, if one mask alone says which they are.
 
     Where something as low as the fill may be added to the other keys, these share the weights with those that are set
@@ -178,7 +181,7 @@ def _zeroed(site: Site, fills: list[tuple[Fill, MaskFacts]], large: list[Term], 
         raise Blocked("weights are set to zero after the softmax, and more than one mask is at work", site.output)
     ((fill, _),) = fills
     absorbs = fill.fill < ABSORBS
-    if all((absorbs and of_product(t.bias.operand.value)) or t.size < -fill.fill / 2 for t in large):
+    if all((absorbs and of_products(t.bias.operand.value, constant)) or t.size < -fill.fill / 2 for t in large):
         return "zero"
     if fill.fill == -math.inf and not training and not site.dropout:
         return "zero or NaN"

@@ -76,6 +76,7 @@ def apply_picks(scores: Scores, picks: list[Pick]) -> None:
             return take_part(operand, pick)
 
         scores.query, scores.key = take(scores.query), take(scores.key)
+        scores.parts = [replace(p, query=take(p.query), key=take(p.key)) for p in scores.parts]
         scores.rows = _renamed(scores.rows, pick)
         scores.fills = [replace(f, mask=take(f.mask)) for f in scores.fills]
         scores.factors = [replace(f, operand=take(f.operand)) for f in scores.factors]

@@ -38,7 +38,7 @@ class Plan:
     @property
     def depth(self) -> int:
         """Head dim of q and k as the user has it."""
-        return int(size_of(self.frame.depth))
+        return int(self.frame.vector)
 
     @property
     def padding(self) -> tuple[int, int]:
@@ -46,7 +46,7 @@ class Plan:
 
         A sink takes one more column of q and k, and what comes then is brought to a multiple of 8.
         """
-        depth, width = size_of(self.frame.depth), size_of(self.frame.width)
+        depth, width = self.frame.vector, size_of(self.frame.width)
         if self.site.sink is None and equal(depth, width):
             return 0, 0
         depth += 1 if self.site.sink is not None else 0
@@ -77,7 +77,7 @@ def plan(site: Site, *, prover: Prover, exact_rows: bool, training: bool, sizes:
     dtype = _dtype(site)
     if site.cancels:  # results and gradients do, and a kernel's are rounded one by one
         dtype = torch.promote_types(dtype, torch.float32)
-    depth, width = size_of(frame.depth), size_of(frame.width)
+    depth, width = frame.vector, size_of(frame.width)
     if (site.sink is not None or not equal(depth, width)) and not (isinstance(depth, int) and isinstance(width, int)):
         raise Blocked("the head dim is dynamic", site.output)
     problem = _problem(site, frame, mask, dtype, training, sizes)
@@ -122,7 +122,7 @@ def _problem(
     window = next((w for f in mask.facts if (w := getattr(f, "window", None)) is not None), None)
     ops = {name for name, there in (("softcap", site.scores.softcaps),) if there}
     sink = site.sink is not None
-    width = max(size(frame.depth) + sink, size(frame.width))  # the narrower is padded
+    width = max(sum(map(size, (frame.depth, *frame.depths))) + sink, size(frame.width))  # the narrower is padded
     width += -width % 8 if sink else 0
     return Problem(
         device=site.output.tensor.device.type, dtype=dtype,

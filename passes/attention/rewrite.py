@@ -102,8 +102,8 @@ class Rewrite:
     def _prepared(self) -> tuple[fx.Node, fx.Node, fx.Node, fx.Node | None, fx.Node | None]:
         """q, k, v, the mask operand, and what is added to the result."""
         plan, scores = self.plan, self.plan.site.scores
-        query = self._operand(scores.query, self.query_dims, plan.query_factors)
-        key = self._operand(scores.key, self.key_dims, plan.key_factors)
+        query = self._vectors(scores.query, [p.query for p in scores.parts], self.query_dims, plan.query_factors)
+        key = self._vectors(scores.key, [p.key for p in scores.parts], self.key_dims, plan.key_factors)
         value = self._operand(plan.site.value, self.value_dims, [])
         keep = functools.partial(self._keep, plan.mask.fills)
         rows = EmptyRows(self.writer, plan, keep).write(query, key, value, self._mask())
@@ -126,6 +126,18 @@ class Rewrite:
         node = writer.arrange(node, operand.dims, dims)
         node = self._times(node, factors, dims)
         return self.writer.to(node, self.plan.dtype)
+
+    def _vectors(self, first: Operand, more: Sequence[Operand], dims: Layout, factors: Sequence[Factor]) -> fx.Node:
+        """Queries or keys; where the scores are a sum of products, those of all of them next to each other."""
+        if not more:
+            return self._operand(first, dims, factors)
+        parts = [self._operand(first, dims, [])]
+        for operand, part, depth in zip(more, self.plan.site.scores.parts, self.plan.frame.depths, strict=True):
+            node = self._operand(operand, (*dims[:3], depth), [])
+            queries = operand is part.query and part.ratio != 1.0
+            parts.append(self.writer.call(torch.mul, node, part.ratio) if queries else node)
+        joined = self.writer.call(torch.cat, tuple(parts), 3)
+        return self.writer.to(self._times(joined, factors, dims), self.plan.dtype)
 
     def _times(self, node: fx.Node, factors: Sequence[Factor], dims: Sequence[Sequence[Axis]]) -> fx.Node:
         for factor in factors:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from optpass.passes.attention import joined
 from optpass.passes.attention.axes import Axis, Dims, above, atoms, broadcast, flat, fresh, resolve
 from optpass.passes.attention.ir import Value, arg, same
 from optpass.passes.attention.operands import (
@@ -47,11 +48,19 @@ class Reader:
         every: all axes of the scores, in atoms as they are now.
         constant: the one number that all elements of a value are; None where there is none.
         now: the same of what a value holds now, and the tensors that must go on holding it.
+        join: products that are added to the first become one with it.
     """
 
     def __init__(
-        self, keys: tuple[Axis, ...], every: Callable[[], tuple[Axis, ...]], constant: Constant, now: Now
+        self,
+        keys: tuple[Axis, ...],
+        every: Callable[[], tuple[Axis, ...]],
+        constant: Constant,
+        now: Now,
+        *,
+        join: bool = True,
     ) -> None:
+        self.join = join
         self._keys, self._every, self.constant, self.now = keys, every, constant, now
         self._blocked: dict[Value, Blocked] = {}
 
@@ -238,6 +247,8 @@ class Reader:
             return multiplied
         own, others = (b, a) if swapped else (a, b)
         self._times(scores, own, value)
+        if self.join and joined.join(self, scores, other, others, dims):
+            return scores
         self._biased_by(scores, other, others, value.dtype)
         return scores
 

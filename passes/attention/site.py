@@ -83,6 +83,16 @@ class Floor:
     tie: float
 
 
+@dataclass(frozen=True)
+class Part:
+    """Another product of queries and keys that the first is added to: `scale · (q kᵀ + ratio · query keyᵀ)`."""
+
+    query: Operand
+    key: Operand
+    contraction: tuple[Axis, ...]
+    ratio: float
+
+
 @dataclass
 class Scores:
     """What is made of the product before the softmax.
@@ -91,6 +101,7 @@ class Scores:
         query, key: operands of the product, layout, scalar scales and exact casts peeled off.
         rows, contraction: atoms of the query side of the product, and of the axis that it sums over.
         scale: number that multiplies the product.
+        parts: more products, which are added to the first.
         factors: tensors that multiply it.
         biases, fills, softcaps: in the order in which they are applied.
         dtypes: dtypes that the scores pass through, product first.
@@ -111,6 +122,7 @@ class Scores:
     rows: tuple[Axis, ...]
     contraction: tuple[Axis, ...]
     scale: Number = 1.0
+    parts: list[Part] = field(default_factory=list)
     factors: list[Factor] = field(default_factory=list)
     biases: list[Bias] = field(default_factory=list)
     fills: list[Fill] = field(default_factory=list)

@@ -5,12 +5,13 @@ Works on one site at a time and leaves the graph as it was where it cannot finis
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from optpass.passes.attention.axes import Dims, below, equal, is_one, same_sizes
+from optpass.passes.attention.axes import Dims, below, equal, is_one, known_equal, same_sizes
 from optpass.passes.attention.emit import Writer
 from optpass.passes.attention.ir import Program, Value, flat_values
 from optpass.passes.attention.rewrite import Layout, place
@@ -53,14 +54,39 @@ def _is_size(node: fx.Node) -> bool:
     return isinstance(node.meta.get("example_value"), (int, torch.SymInt, torch.Size, torch.dtype, torch.device))
 
 
-def check_private(site: Site, program: Program, live: set[Value], roots: set[Value]) -> None:
-    """Blocks a site of which something is used elsewhere: scores or weights would have to be made all the same."""
+def private(found: Sequence[Sequence[Site]], program: Program, live: set[Value], roots: set[Value]) -> set[Value]:
+    """What is inside products that share their scores with nothing but each other."""
+    left = [list(sites) for sites in found if sites]
+    while True:
+        inside = {v for sites in left for site in sites for v in (*site.values, site.output)}
+        kept = [sites for sites in left if all(_is_private(site, program, live, roots, inside) for site in sites)]
+        if len(kept) == len(left):
+            return inside
+        left = kept
+
+
+def _is_private(site: Site, program: Program, live: set[Value], roots: set[Value], others: set[Value]) -> bool:
+    try:
+        check_private(site, program, live, roots, others)
+    except Blocked:
+        return False
+    return True
+
+
+def check_private(
+    site: Site, program: Program, live: set[Value], roots: set[Value], others: Collection[Value] = ()
+) -> None:
+    """Blocks a site of which something is used elsewhere: scores or weights would have to be made all the same.
+
+    `others`: what is inside sites that are replaced too; they may have scores in common with this one.
+    """
     inside = {*site.values, site.output}
     for value in site.values:
         if value in roots:
             raise Blocked(f"{_what(site, value)} are used elsewhere: they leave the graph or go to an opaque op", value)
         for user in program.users(value):
-            if user in live and user not in inside:
+            shared = user in others and value in site.scores.values
+            if user in live and user not in inside and not shared:
                 raise Blocked(f"{_what(site, value)} are used elsewhere too, by {user.name}", user)
 
 
@@ -112,13 +138,11 @@ class Attachment:
         """Replace the uses of the user's node by `result`, whose dims run over `layout`."""
         if self.direct:
             final = place(writer, result, layout, self.dims)
-            self._check_shape(final, self.value)
-            final = self._strided(writer, self.node, final)
+            final = self._strided(writer, self.node, self._shaped(writer, final, self.value))
             self.node.replace_all_uses_with(final)
             return
         final = place(writer, result, layout, self.site.out_dims)
-        self._check_shape(final, self.site.output)
-        writer.written[self.site.output] = final
+        writer.written[self.site.output] = self._shaped(writer, final, self.site.output)
         self._replace_returned(writer)
 
     def _replace_returned(self, writer: Writer) -> None:
@@ -137,10 +161,17 @@ class Attachment:
         for old, new in replaced:
             old.replace_all_uses_with(self._strided(writer, old, new))
 
-    def _check_shape(self, final: fx.Node, value: Value) -> None:
+    def _shaped(self, writer: Writer, final: fx.Node, value: Value) -> fx.Node:
+        """`final`, its sizes written as those of `value`: that they are the same may be what a guard says."""
         have = final.meta["example_value"]
-        if not same_sizes(have.shape, value.tensor.shape) or have.dtype != value.dtype:
-            raise Blocked(f"internal: {tuple(have.shape)} {have.dtype} in place of {value!r}", value)
+        if have.dtype == value.dtype and len(have.shape) == value.dim:
+            if same_sizes(have.shape, value.tensor.shape):
+                return final
+            if all(map(known_equal, have.shape, value.tensor.shape)):
+                final = writer.call(torch.Tensor.expand, final, *(writer.size(s) for s in value.tensor.shape))
+                if same_sizes(final.meta["example_value"].shape, value.tensor.shape):
+                    return final
+        raise Blocked(f"internal: {tuple(have.shape)} {have.dtype} in place of {value!r}", value)
 
     def _strided(self, writer: Writer, old: fx.Node, new: fx.Node) -> fx.Node:
         """`new`, copied to the strides of `old` where a `view` or the caller downstream could tell the difference."""

@@ -10,14 +10,16 @@ from dataclasses import dataclass
 
 import torch
 
-from optpass.passes.attention.ir import Value
+from optpass.passes.attention.ir import Value, arg
 from optpass.passes.attention.masks import MaskFacts
-from optpass.passes.attention.operands import PRODUCTS
+from optpass.passes.attention.operands import PRODUCTS, Constant, scaled
 from optpass.passes.attention.scores import MINUS_INFINITY
 from optpass.passes.attention.site import Bias
 
 #: Below it a float32 number does not change when a score or a bias is added.
 ABSORBS = -1e37
+#: What scores are multiplied by at most; masks are multiplied by more.
+_LARGEST_FACTOR = 1e3
 #: Operations whose result has elements of their input, and zeros.
 _REARRANGED = frozenset(
     "_to_copy cat slice select index gather constant_pad_nd as_strided index_select flip roll view _unsafe_view "
@@ -88,19 +90,39 @@ class Term:
         return self.size > -ABSORBS and (not self.extremes or min(self.extremes) < ABSORBS)
 
 
-def of_product(value: Value) -> bool:
-    """Whether all elements come out of one matrix product or are zeros put beside it: numbers that mask nothing."""
-    while value.name not in PRODUCTS:
-        inputs = [v for v in value.inputs() if v.tensor.is_floating_point()]
-        if value.name == "cat":
-            inputs = [v for v in inputs if not _is_zeros(v)]
-        if value.name == "constant_pad_nd" and value.args[2] != 0:
+def of_products(value: Value, constant: Constant) -> bool:
+    """Whether all elements are sums of what comes out of matrix products, and zeros: numbers that mask nothing.
+
+    A product of zeros and ones masks if it is multiplied by a large number.
+    """
+    seen, todo = {value}, [(value, 1.0)]
+    while todo:
+        value, factor = todo.pop()
+        if value.name in PRODUCTS:
+            continue
+        sources, times = _terms_of(value, constant)
+        factor *= times
+        if not sources or factor > _LARGEST_FACTOR:
             return False
-        number = value.name in ("mul", "div") and any(not isinstance(a, Value) for a in value.args[:2])
-        if len(inputs) != 1 or not (number or value.name in _REARRANGED):
-            return False
-        (value,) = inputs
+        todo += [(v, factor) for v in sources if v not in seen]
+        seen.update(sources)
     return True
+
+
+def _terms_of(value: Value, constant: Constant) -> tuple[list[Value], float]:
+    """What `value` is a sum, a multiple or a rearrangement of, and the factor; nothing where it is anything else."""
+    inputs = [v for v in value.inputs() if v.tensor.is_floating_point()]
+    if value.name in ("mul", "div"):
+        number, source = scaled(value, constant)
+        return ([source], abs(number)) if source is not None and isinstance(number, float) else ([], 1.0)
+    if value.name in ("add", "sub", "rsub"):
+        plain = arg(value, "alpha") in (None, 1) and not any(a for a in value.args[:2] if not isinstance(a, Value))
+        return (inputs, 1.0) if plain else ([], 1.0)
+    if value.name == "cat":
+        return [v for v in inputs if not _is_zeros(v)], 1.0
+    if value.name == "constant_pad_nd" and value.args[2] != 0:
+        return [], 1.0
+    return (inputs, 1.0) if len(inputs) == 1 and value.name in _REARRANGED else ([], 1.0)
 
 
 def _is_zeros(value: Value) -> bool:

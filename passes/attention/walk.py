@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from optpass.passes.attention import softmaxes
+from optpass.passes.attention import softmaxes, unseen
 from optpass.passes.attention.axes import (
     Axis,
     Dims,
@@ -62,16 +62,27 @@ class Walk:
     shared: bool = False  #: between several batches of v
 
 
+def stands_between(value: Value) -> Blocked:
+    """What to say of a value that weights are computed through, and that is not understood."""
+    name = value.name or "an operation that is not looked into"
+    if not value.name and value.node is not None and value.node.op == "call_function":
+        name += f" ({getattr(value.node.target, '__name__', value.node.target)})"
+    return Blocked(f"between the softmax and the product with v stands {name}", value)
+
+
 class Weights:
     """One operand of one product, taken for the attention weights.
 
     Args:
         program, product: the product and what it is in.
         side: 0 for its left operand, 1 for its right one.
-        constant, now: see `scores.Reader`.
+        constant, now, join: see `scores.Reader`.
     """
 
-    def __init__(self, program: Program, product: Value, side: int, constant: Constant, now: Now) -> None:
+    def __init__(
+        self, program: Program, product: Value, side: int, constant: Constant, now: Now, *, join: bool = True
+    ) -> None:
+        self.join = join
         self.program, self.product, self.constant, self.now = program, product, constant, now
         self.out_dims = fresh(product.shape)
         operands = product_operands(product)
@@ -101,8 +112,7 @@ class Weights:
                 return found
             if not self._step(value):
                 if self._softmax_above(value):
-                    name = value.name or "an operation that is not looked into"
-                    raise Blocked(f"between the softmax and the product with v stands {name}", value)
+                    raise stands_between(value)
                 raise NoSoftmaxError
             walk.passed.append(value)
 
@@ -246,25 +256,12 @@ class Weights:
                 if (
                     item.name in ("_softmax", "_log_softmax")
                     or softmaxes.exponential(item)
-                    or self._made_by_softmax(item)
+                    or unseen.made(self.program, item)
                 ):
                     return True
-                for source in () if item.name in PRODUCTS else self._sources(item):
+                for source in () if item.name in PRODUCTS else unseen.sources_of(self.program, item):
                     if source not in seen:
                         seen.add(source)
                         following.append(source)
             level = following
         return False
-
-    def _made_by_softmax(self, value: Value) -> bool:
-        """An opaque value that a softmax was written to (`softmax(s, -1, out=s)`)."""
-        writers = self.program.writes.get(value.storage, ()) if value.leaf == "opaque" else ()
-        return any("softmax" in str(node.target) for node in writers)
-
-    def _sources(self, value: Value) -> list[Value]:
-        """What a value is computed from; of an opaque one, what its node is given."""
-        if value.leaf != "opaque" or value.node is None:
-            return list(value.inputs())
-        nodes = {value.node, *self.program.writes.get(value.storage, ())}
-        given = (self.program.of_node.get(source) for node in nodes for source in node.all_input_nodes)
-        return [v for v in given if isinstance(v, Value)]

@@ -19,6 +19,7 @@ from optpass.errors import ConfigError
 from optpass.passes.attention import flex, gate, preference, words
 from optpass.passes.attention.core import Found, find
 from optpass.passes.attention.emit import Writer, returned_by
+from optpass.passes.attention.frame import frame_of
 from optpass.passes.attention.hints import Hints
 from optpass.passes.attention.ir import Value
 from optpass.passes.attention.lower import lower
@@ -33,6 +34,7 @@ from optpass.passes.attention.swap import (
     check_grad_mode,
     check_private,
     live_values,
+    private,
     root_values,
 )
 from optpass.passes.attention.sweep import free_of_scores, sweep
@@ -76,9 +78,12 @@ class GraphWork:
 
     def run(self) -> None:
         candidates = [
-            f for f in find(self.program, self.prover.constant, self.prover.constant_now) if f.product in self.live
+            f
+            for f in find(self.program, self.prover.constant, self.prover.constant_now, self.roots)
+            if f.product in self.live
         ]
         self.sites = sum(len(f.sites) for f in candidates)
+        self.private = private([f.sites for f in candidates], self.program, self.live, self.roots)
         for candidate in candidates:
             try:
                 self._one(candidate)
@@ -92,14 +97,35 @@ class GraphWork:
     def _one(self, found: Found) -> None:
         if found.blocked is not None:
             raise found.blocked
-        parts = [self._decided(site) for site in found.sites]
+        parts = [self._decided(site) for site in self._joined(found).sites]
         self._write(parts)
+
+    def _joined(self, found: Found) -> Found:
+        """`found`; where products that are added up cannot be one, the second of them as a bias."""
+        try:
+            for site in found.sites:
+                self._check(site)
+                frame_of(site)
+        except Blocked:
+            joined = any(site.scores.parts for site in found.sites)
+            if not joined or found.product not in self._apart:
+                raise
+            return self._apart[found.product]
+        return found
+
+    @functools.cached_property
+    def _apart(self) -> dict[Value, Found]:
+        apart = find(self.program, self.prover.constant, self.prover.constant_now, join=False)
+        return {found.product: found for found in apart if found.blocked is None}
+
+    def _check(self, site: Site) -> None:
+        check_private(site, self.program, self.live, self.roots, self.private)
+        if self.training:
+            check_grad_mode(site)
 
     def _decided(self, site: Site) -> _Part:
         """How one site is computed; raises `Blocked` where it is not."""
-        check_private(site, self.program, self.live, self.roots)
-        if self.training:
-            check_grad_mode(site)
+        self._check(site)
         planned = plan(
             site, prover=self.prover, exact_rows=self.config.masked_rows == "exact",
             training=self.training and site.output.grad, sizes=self.hints,

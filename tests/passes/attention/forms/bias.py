@@ -140,7 +140,7 @@ def _windows(s: Sizes) -> list[Any]:
     return [rand(s.batch * 6, 4, s.width), (regions[:, None, :] - regions[:, :, None]).ne(0).float() * -100.0]
 
 
-@form(_windows, mask="operand")
+@form(_windows, mask="operand", dynamic=True)
 class ShiftedWindows(_Window):
     """Swin: the mask of -100 is added in five dimensions, windows apart from the batch."""
 

@@ -57,6 +57,24 @@ class ShiftedPaddedAndZeroed(_Relative):
         return torch.matmul(weights, v).transpose(1, 2).contiguous().view(b, n, -1)
 
 
+def _disentangled(s: Sizes) -> list[Any]:
+    return [*heads_first(s), rand(2, s.heads, 40, s.dim), keep(s)]
+
+
+@form(_disentangled, mask="operand")
+def disentangled_padded_and_zeroed(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, present: Tensor) -> Tensor:
+    """DeBERTa: queries on distances and keys on distances, added up; the weights of padding are set to zero."""
+    n = q.shape[-2]
+    scale = torch.sqrt(torch.tensor(q.shape[-1], dtype=torch.float) * 3).to(q.dtype)
+    distance = (torch.arange(n)[:, None] - torch.arange(n) + 20).expand(*q.shape[:2], n, n)
+    rel_att = 0
+    rel_att += torch.gather(q @ positions[0].mT, -1, distance) / scale
+    rel_att += torch.gather(k @ positions[1].mT, -1, distance.mT).mT / scale
+    hidden = ~(present[:, None, None] & present[:, None, :, None])
+    scores = (q @ (k.mT / scale) + rel_att).masked_fill(hidden, torch.finfo(q.dtype).min)
+    return scores.softmax(-1).masked_fill(hidden, 0) @ v
+
+
 def _biased_and_padded(s: Sizes) -> list[Any]:
     return [*heads_first(s), rand(s.heads, s.length, s.length), keep(s)]
 

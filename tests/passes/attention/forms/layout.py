@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from attention_forms.base import Sizes, form, heads_first, rand, root, tokens
+from attention_forms.base import Sizes, form, heads_first, keep, rand, root, tokens
 from torch import Tensor, nn
 
 
@@ -246,6 +246,29 @@ class LatentKeysAndValues(nn.Module):
         attn = torch.matmul(q, k.transpose(2, 3)) * 16**-0.5
         attn = nn.functional.softmax(attn, dim=-1, dtype=torch.float32).to(q.dtype)
         return torch.matmul(attn, v).transpose(1, 2).reshape(b, n, -1)
+
+
+def _two_kinds(s: Sizes) -> list[Any]:
+    return [*heads_first(s), rand(s.batch, s.heads, s.length, 8), rand(s.batch, s.length, 8)]
+
+
+@form(_two_kinds, mask="causal", scale=lambda s: (s.dim + 8) ** -0.5)
+def latent_and_rotary_products(q: Tensor, k: Tensor, v: Tensor, q_pe: Tensor, k_pe: Tensor) -> Tensor:
+    """MLA as DeepSeek writes it out: two products, the second of keys that the heads share."""
+    scores = torch.einsum("bhqd,bhkd->bhqk", q, k) + torch.einsum("bhqr,bkr->bhqk", q_pe, k_pe)
+    scores = scores * (q.shape[-1] + q_pe.shape[-1]) ** -0.5
+    scores = scores + torch.full(scores.shape[-2:], float("-inf"), dtype=q.dtype).triu(1)
+    return torch.einsum("bhqk,bhkd->bhqd", scores.softmax(-1, dtype=torch.float32).type_as(q), v)
+
+
+@form(lambda s: [*heads_first(s), *heads_first(Sizes(dim=8)), keep(s)], mask="operand", sites=2)
+def text_and_layout(
+    q: Tensor, k: Tensor, v: Tensor, r: Tensor, s: Tensor, w: Tensor, present: Tensor
+) -> tuple[Tensor, Tensor]:
+    """LiLT: two streams whose softmaxes read the sum of both streams' scores."""
+    text, layout = q @ k.mT / math.sqrt(q.shape[-1]), r @ s.mT / math.sqrt(r.shape[-1])
+    mask = (1.0 - present[:, None, None].to(q.dtype)) * torch.finfo(q.dtype).min
+    return (text + layout + mask).softmax(-1) @ v, (layout + text + mask).softmax(-1) @ w
 
 
 def _rotary(s: Sizes) -> list[Any]:

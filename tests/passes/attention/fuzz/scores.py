@@ -128,14 +128,28 @@ def cap(s: Source) -> None:
     s.line(s.choose((*plain, "s = torch.tanh(s / 3.0) * 2.0")))
 
 
+def product(s: Source) -> None:
+    """Another product of queries and keys, which all heads may share."""
+    s.tag("product")
+    q = s.param("other_q", "randn", (s.choose(("B", 1)), s.choose(("H", "H", 1)), "N", 3), grad(s))
+    k = s.param("other_k", "randn", ("B", s.choose(("H", "H", 1)), "M", 3), grad(s))
+    made = s.choose((f"({q} @ {k}.mT)", f"({k} @ {q}.mT).mT", f"torch.matmul({q} * 0.5, {k}.transpose(2, 3))"))
+    s.line(s.choose((
+        f"s = s + {made}", f"s = {made} + s", f"s = s - 0.3 * {made}", f"s = s.add({made}.to(s.dtype), alpha=-2)",
+        f"s = {made} / 2 - s", f"s = (s + {made}) * 0.5",
+    )))  # fmt: skip
+
+
 def between(s: Source) -> None:
     """Up to three of the above, in any order."""
     for _ in range(s.choose((1, 0, 2, 1, 3))):
-        part = s.weighted(mask=55, bias=25, cap=5, cast=8, shift=4, clamp=2, floor=5)
+        part = s.weighted(mask=55, bias=25, cap=5, cast=8, shift=4, clamp=2, floor=5, product=12)
         if part == "mask":
             mask(s, odd=s.often(8))
         elif part == "bias":
             bias(s)
+        elif part == "product":
+            product(s)
         elif part == "cap":
             cap(s)
         elif part == "cast":

@@ -9,6 +9,7 @@ import math
 
 import torch
 from attention_near_misses.program import TRAINING, Inputs, Suite, attend
+from torch.nn import functional as F
 
 suite = Suite("lost_rows")
 ONLY = (TRAINING,)
@@ -149,10 +150,12 @@ def causal_replaced_padding_added(q, k, v, m):
     return (scores + (1.0 - m[:, None, None].to(q.dtype)) * LOW).softmax(-1) @ v
 
 
-@suite.equal(lambda r: [*r.qkv(2, 4, 6, 8), r.randn(2, 4, 6, 8), r.bools(2, 1, 1, 6)])
-def bias_of_a_product_zeroed(q, k, v, r, m):
-    """What comes out of a product is no mask."""
-    return attend_zeroed(q, k, v, lambda s: (s + q @ r.mT).masked_fill(~m, LOW), m)
+@suite.decline(lambda r: [*r.qkv(), F.one_hot(r.ints(0, 2, 2, 6), 2), r.bools(2, 1, 6, 6)])
+def mask_made_by_a_product_zeroed(q, k, v, documents, m):
+    """A product of zeros and ones that is multiplied by the lowest number is a mask as low as the fill."""
+    documents = documents.to(q.dtype)
+    others = (documents @ documents.flip(-1).mT)[:, None]
+    return attend_zeroed(q, k, v, lambda s: (s + others * LOW).masked_fill(~m, LOW), m)
 
 
 @suite.decline()

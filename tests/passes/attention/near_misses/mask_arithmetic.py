@@ -98,7 +98,7 @@ _of_scores("scores rolled", "scores moved on by one key", lambda s: s.roll(1, -1
 _of_scores("scores flipped", "keys in reverse", lambda s: s.flip(-1), "equal")
 _of_scores("scores by index", "keys taken by index", lambda s: s[..., torch.tensor([5, 0, 1, 2, 3, 4])], "equal")
 _of_scores("scores transposed", "scores of the transposed pair", lambda s: s.mT, "equal")
-_of_scores("symmetric scores", "scores plus their transposition", lambda s: s + s.mT)
+_of_scores("symmetric scores", "scores plus their transposition", lambda s: s + s.mT, "equal")
 _of_scores("scores with the diagonal hidden", "no query sees its own key",
            lambda s: s.masked_fill(torch.eye(6, dtype=torch.bool), -math.inf), "equal")  # fmt: skip
 _of_scores("row mean removed", "a constant per row does nothing", lambda s: s - s.mean(-1, keepdim=True), "equal")

@@ -1,0 +1,97 @@
+"""Softmaxes between two products, whatever stands in between: so that none of them is left alone without a word.
+
+Nothing here is understood: values are followed through every operation but those after which they are another
+quantity. What a product of such a value with another is, `core` says, or why it is not said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import torch
+
+from optpass.passes.attention import softmaxes
+from optpass.passes.attention.ir import Program, Value
+from optpass.passes.attention.operands import FLOATS, PRODUCTS
+
+#: Products of one vector too, which are not looked into.
+ONE_VECTOR = frozenset({"mv", "addmv", "dot", "vdot", "addbmm", "addr"})
+#: Operations whose result is neither scores nor weights any more.
+_ENDS = frozenset(
+    "convolution native_layer_norm native_batch_norm native_group_norm _fused_rms_norm linalg_vector_norm var_mean sum "
+    "mean logsumexp amax max amin min argmax cumsum sort argsort topk multinomial nonzero embedding grid_sampler_2d "
+    "nll_loss_forward".split()
+)
+_LAYOUT = frozenset("t transpose permute view _unsafe_view reshape expand unsqueeze squeeze alias detach".split())
+
+
+class Unseen:
+    """What softmaxes of scores lead to, in one pass over a program."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.scores: set[Value] = set()
+        self.weights: dict[Value, Value] = {}  #: and the softmax behind each
+        self.taken: set[Value] = set()  #: softmaxes that a product is made of
+        for value in program.values:
+            self._see(value)
+
+    def _see(self, value: Value) -> None:
+        if value.name in PRODUCTS or value.name in ONE_VECTOR:
+            self.taken.update(self.weights[factor] for factor in value.inputs() if factor in self.weights)
+            if not any(is_parameter(factor) for factor in value.inputs()):
+                self.scores.add(value)
+            return
+        if self._ends(value):
+            return
+        sources = list(sources_of(self.program, value))
+        scores = any(source in self.scores for source in sources)
+        behind = next((self.weights[source] for source in sources if source in self.weights), None)
+        if behind is not None or (scores and self._normalises(value)):
+            self.weights[value] = behind or value
+        elif scores:
+            self.scores.add(value)
+
+    def leaving(self, roots: Collection[Value]) -> Iterator[Value]:
+        """Softmaxes that leave the graph before they are multiplied with anything."""
+        left = {softmax: None for value, softmax in self.weights.items() if value in roots}
+        yield from (softmax for softmax in left if softmax not in self.taken)
+
+    def _normalises(self, value: Value) -> bool:
+        """Whether a softmax comes out, by hand too; exponentials alone make activations."""
+        if value.name in ("_softmax", "_log_softmax") or made(self.program, value):
+            return True
+        if not softmaxes.exponential(value):
+            return False
+        users = self.program.users(value)
+        near = [*users, *(u for user in users for u in self.program.users(user)), *value.args[0].inputs()]
+        return any(v.name in ("sum", "logsumexp") for v in near)
+
+    def _ends(self, value: Value) -> bool:
+        """Whether a value is another quantity than what it is made of, or made of nothing that is known."""
+        given = value.leaf != "" and (value.leaf != "opaque" or value.node in self.program.closed)
+        return given or value.name in _ENDS or value.dtype not in FLOATS
+
+
+def is_parameter(value: Value) -> bool:
+    """Whether a value is a parameter in some layout: what is multiplied with it is a linear layer's."""
+    while value.name in _LAYOUT:
+        value = value.args[0]
+    return value.leaf != "" and isinstance(value.tensor, torch.nn.Parameter)
+
+
+def made(program: Program, value: Value) -> bool:
+    """Whether an opaque value comes out of a softmax, or one was written to it (`softmax(s, -1, out=s)`)."""
+    if value.leaf != "opaque":
+        return False
+    writers = [node for node in (value.node, *program.writes.get(value.storage, ())) if node is not None]
+    return any(node in program.softmaxes or "softmax" in str(node.target) for node in writers)
+
+
+def sources_of(program: Program, value: Value) -> list[Value]:
+    """What a value is computed from; of an opaque one, what its node is given."""
+    if value.leaf != "opaque" or value.node is None:
+        return list(value.inputs())
+    nodes = {value.node, *program.writes.get(value.storage, ())}
+    given = (program.of_node.get(source) for node in nodes for source in node.all_input_nodes)
+    return [v for v in given if isinstance(v, Value)]

@@ -1,0 +1,110 @@
+"""No softmax between two products is left alone without a reason, whatever stands around it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import optpass
+
+pytestmark = pytest.mark.usefixtures("clean", "seeded")
+
+
+class OwnSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor) -> Tensor:
+        weights = scores.softmax(-1)
+        ctx.save_for_backward(weights)
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (weights,) = ctx.saved_tensors
+        return weights * (grad - (grad * weights).sum(-1, keepdim=True)).sign()
+
+
+def own_gradient(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return OwnSoftmax.apply(q @ k.mT) @ v
+
+
+def many_operations(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = (q @ k.mT).softmax(-1)
+    for _ in range(12):
+        weights = weights.sin()
+    return weights @ v
+
+
+def one_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return v[0, 0].mT @ (k[0, 0] @ q[0, 0, 0]).softmax(-1)
+
+
+def added_to_something(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = (q @ k.mT).softmax(-1)
+    return torch.baddbmm(q.flatten(0, 1), weights.flatten(0, 1), v.flatten(0, 1))
+
+
+def recomputed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return checkpoint(lambda scores: scores.softmax(-1), q @ k.mT, use_reentrant=False) @ v
+
+
+def under_a_condition(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = (q @ k.mT).detach()
+    return torch.cond(q.sum() > 0, lambda s: s.softmax(-1), lambda s: s.sigmoid(), (scores,)) @ v
+
+
+def at_a_break(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = (q @ k.mT).softmax(-1)
+    torch._dynamo.graph_break()
+    return weights @ v
+
+
+PROGRAMS: dict[Callable[..., Tensor], str] = {
+    own_gradient: r"between .* stands an operation that is not looked into \(autograd_function_apply\)",
+    many_operations: "between .* stands sin",
+    one_query: "is mv, of a single vector",
+    added_to_something: "baddbmm adds the product with v",
+    recomputed: "between .* stands .*checkpoint",
+    under_a_condition: r"between .* stands .* \(cond\)",
+    at_a_break: "the weights leave the graph before they meet v",
+}
+
+
+def compiled(program: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    options = {"inner": "eager", "strict": True, "attention": "always", "disable_passes": ["roofline"]}
+    call: Callable[..., Tensor] = torch.compile(program, backend="optpass", options=options)
+    return call
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_a_reason_is_given(program: Callable[..., Tensor]) -> None:
+    inputs = [torch.randn(2, 3, 6, 8, requires_grad=True) for _ in range(3)]
+    torch.testing.assert_close(compiled(program)(*inputs), program(*inputs))
+    (declined,) = optpass.report().declined("attention")
+    assert re.search(PROGRAMS[program], declined.reason), declined.reason
+    assert declined.file == __file__ and declined.line and declined.node
+
+
+def test_softmin_is_looked_into() -> None:
+    inputs = [torch.randn(2, 3, 6, 8) for _ in range(3)]
+    compiled(lambda q, k, v: F.softmin(q @ k.mT, -1) @ v)(*inputs)
+    assert len(optpass.report().sites("attention")) == 1
+
+
+def test_what_is_no_attention_is_not_mentioned() -> None:
+    """A classifier's probabilities leave the graph, and a router's multiply what the next layer reads."""
+
+    def program(x: Tensor, router: Tensor, up: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
+        weights, experts = (x @ router).softmax(-1).topk(2, -1)
+        x = torch.addmm(x, x * weights.sum(-1, keepdim=True), up)
+        return (x @ head).softmax(-1), experts
+
+    parameters = [torch.nn.Parameter(torch.randn(8, n)) for n in (4, 8, 16)]
+    compiled(program)(torch.randn(6, 8), *parameters)
+    assert not optpass.report().declined("attention") and not optpass.report().sites("attention")
