@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from optpass.backend import exit_report, inner
+from optpass.backend import compat, exit_report, inner
 from optpass.backend.audit.standing import STANDING
 from optpass.backend.bound_sizes import take_sizes_from_tensors
 from optpass.backend.content_guard import Guarded
 from optpass.backend.contents import Contents
 from optpass.backend.device import fingerprint, spec_for
 from optpass.backend.identity import identity
-from optpass.backend.memory import attach
+from optpass.backend.memory import attach, kept
 from optpass.backend.memory.filing import record_of
 from optpass.backend.memory.growth import Growth
 from optpass.backend.memory.planned import Case, Planned
@@ -107,14 +107,19 @@ def _compile(
         session.hooks.partition, session.hooks.lowered = memory, memory.lowered
         memory.patches = inner.own_patches(resolved, mode)
     guards = session.before_autograd(gm, contents)
+    sources = kept.sources_of(gm) if memory is not None else []
     try:
-        with inner.cache_outcome(session.record):
+        with (
+            inner.cache_outcome(session.record),
+            compat.autograd_cache_keys(functools.partial(kept.wanted, memory)) as keys,
+        ):
             compiled = inner.compile_with(serving, gm, example_inputs, resolved, mode, session.hooks)
     except BudgetInfeasibleError:
         STEPS.forget()
         raise
     session.after_compile()
     if memory is not None:
+        kept.keep_or_find(memory, keys[-1] if keys else None, sources)
         session.file(record_of(memory))
         again = functools.partial(_compile_again, contents.original(), f"graph_{session.record.id}", resolved, mode)
         compiled = Planned(compiled, case, again, tensors, memory, resolved, session.supersede, dynamic)

@@ -11,6 +11,9 @@ from optpass.backend.compat.attention_matcher import is_shielded as is_shielded
 from optpass.backend.compat.attention_matcher import matcher_problem as matcher_problem
 from optpass.backend.compat.attention_matcher import shielded as shielded
 from optpass.backend.compat.audit import audit_problems as audit_problems
+from optpass.backend.compat.caches import autograd_cache_keys as autograd_cache_keys
+from optpass.backend.compat.caches import cache_counters as cache_counters
+from optpass.backend.compat.caches import inductor_cache_dir as inductor_cache_dir
 from optpass.backend.compat.dynamo import FakeCopyMode as FakeCopyMode
 from optpass.backend.compat.dynamo import FakeTensor as FakeTensor
 from optpass.backend.compat.dynamo import FakeTensorMode as FakeTensorMode
@@ -34,7 +37,6 @@ from optpass.backend.compat.inductor import HAS_PASS_HOOKS as HAS_PASS_HOOKS
 from optpass.backend.compat.inductor import Compiled as Compiled
 from optpass.backend.compat.inductor import CustomGraphPass as CustomGraphPass
 from optpass.backend.compat.inductor import CustomPartitionerFn as CustomPartitionerFn
-from optpass.backend.compat.inductor import cache_counters as cache_counters
 from optpass.backend.compat.inductor import compile_fx as compile_fx
 from optpass.backend.compat.inductor import cpp_compiler_problem as cpp_compiler_problem
 from optpass.backend.compat.inductor import default_partition as default_partition

@@ -145,13 +145,3 @@ def triton_problem() -> str | None:
     from torch.utils._triton import has_triton
 
     return None if has_triton() else "Triton is not installed, or does not support this GPU"
-
-
-def cache_counters() -> dict[str, int]:
-    """Hits, misses and bypasses so far of AOTAutogradCache and FxGraphCache in this process."""
-    from torch._dynamo.utils import counters
-
-    names = ("autograd_cache_hit", "autograd_cache_miss", "autograd_cache_bypass")
-    found = {name: counters["aot_autograd"][name] for name in names}
-    fx_names = ("fxgraph_cache_hit", "fxgraph_cache_miss", "fxgraph_cache_bypass")
-    return found | {name: counters["inductor"][name] for name in fx_names}

@@ -4,6 +4,7 @@ backward that is running began. For `backend.memory`; nothing here counts bytes.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -157,7 +158,7 @@ def tensors_of_callers() -> list[torch.Tensor]:
         if not str(asked.f_globals.get("__name__", "")).startswith("torch."):
             left -= 1
             read = [asked.f_globals.get(name) for name in asked.f_code.co_names]
-            for value in (*asked.f_locals.values(), *read):
+            for value in (*_variables_of(asked), *read):
                 values = value.values() if isinstance(value, dict) else value
                 for part in values if isinstance(value, (list, tuple, dict)) else (value,):
                     if isinstance(part, torch.Tensor):
@@ -165,6 +166,18 @@ def tensors_of_callers() -> list[torch.Tensor]:
         asked = asked.f_back
     del frame, asked
     return list(found.values())
+
+
+def _variables_of(frame: Any) -> list[Any]:
+    """What a frame's variables hold. Up to Python 3.12, to ask that leaves a copy with the frame, which would keep what
+    they held until the function returns: a micro-batch's outputs through all that follow."""
+    copied = frame.f_locals
+    values = list(copied.values())
+    optimized = frame.f_code.co_flags & inspect.CO_OPTIMIZED  # else these are its variables themselves
+    # Held by the frame, here, and as an argument; what somebody else holds, too, is `locals()` of the function.
+    if optimized and isinstance(copied, dict) and sys.getrefcount(copied) <= 3:
+        copied.clear()
+    return values
 
 
 def running_backward() -> RunningBackward | None:

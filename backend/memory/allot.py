@@ -9,17 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
 
 from optpass.backend.memory.searches import SEARCHES
 from optpass.passes.memory.problem import Problem
 from optpass.passes.memory.schedule import FrozenState, State, Timeline
 from optpass.passes.memory.search import Search
 
+Ints = NDArray[np.int64]
+
 #: What is added between forward and backward, in parts of the peak, to find plans that hold less and less; and the same
 #: for graphs of more than so many operations, whose search takes seconds.
 PRESSURES, PRESSURES_LARGE, LARGE = (0.0, 0.25, 0.5, 0.75, 1.0), (0.0, 1.0), 1000
 #: Plans of one graph that are compared; of more, those that lie evenly.
 MOST_PLANS = 120
+#: Of two graphs with so many pairs of plans, times the bounds, both plans are not exchanged at once; nor for less than
+#: this part of the seconds.
+MOST_PAIRS, LEAST_SAVED = 500_000, 1e-3
 
 
 @dataclass(frozen=True)
@@ -114,47 +123,148 @@ def _best(choices: list[Choice]) -> list[Choice]:
 def select(choices: Sequence[Sequence[Choice]], runs: Sequence[int], bounds: Sequence[Bound]) -> list[Choice]:
     """A plan for each graph, so that all bounds hold; where nothing does that, what breaks them least.
 
+    Found from what holds least upwards, and from what is fastest downwards: what loses less time is taken.
+
     Args:
         choices: plans of each graph.
         runs: how often each runs in a step.
         bounds: of the step.
     """
-    chosen = [min(plans, key=lambda c: (c.held, c.peak)) for plans in choices]
-    _shrink(chosen, choices, bounds)
-    while True:
-        best: tuple[float, int, Choice] | None = None
-        now = excess(chosen, bounds)
-        for graph, plans in enumerate(choices):
-            for plan in plans:
-                saved = (chosen[graph].seconds - plan.seconds) * runs[graph]
-                if saved <= 0:
-                    continue
-                trial = [*chosen[:graph], plan, *chosen[graph + 1 :]]
-                after = excess(trial, bounds)
-                if after > max(0, now):
-                    continue
-                more = max(0, plan.held - chosen[graph].held) * runs[graph] + max(0, plan.peak - chosen[graph].peak)
-                score = saved / (more + 1)
-                if best is None or score > best[0]:
-                    best = score, graph, plan
-        if best is None:
-            return chosen
-        chosen[best[1]] = best[2]
+    sums = _Sums(choices, runs, bounds)
+    low = [min(range(len(plans)), key=lambda i: (plans[i].held, plans[i].peak)) for plans in choices]
+    high = [min(range(len(plans)), key=lambda i: plans[i].seconds) for plans in choices]
+    sums.lower(low, dear=True)
+    sums.lower(high, dear=False)
+    found = []
+    for chosen in (low, high):
+        sums.raise_(chosen)
+        while sums.exchange_two(chosen):
+            sums.raise_(chosen)
+        found.append((max(0, sums.excess(chosen)), sums.lost(chosen), chosen))
+    best = min(found, key=lambda one: one[:2])[2]
+    return [plans[i] for plans, i in zip(choices, best, strict=True)]
 
 
-def _shrink(chosen: list[Choice], choices: Sequence[Sequence[Choice]], bounds: Sequence[Bound]) -> None:
-    """Exchange single plans as long as that lowers what the worst bound is broken by. In place."""
-    now = excess(chosen, bounds)
-    while now > 0:
-        best: tuple[int, int, Choice] | None = None
-        for graph, plans in enumerate(choices):
-            for plan in plans:
-                after = excess([*chosen[:graph], plan, *chosen[graph + 1 :]], bounds)
-                if after < now and (best is None or after < best[0]):
-                    best = after, graph, plan
-        if best is None:
-            return
-        now, chosen[best[1]] = best[0], best[2]
+def above(
+    chosen: Sequence[Choice], choices: Sequence[Sequence[Choice]], runs: Sequence[int], bounds: Sequence[Bound]
+) -> int | None:
+    """The bytes that the bounds are short of for the smallest exchange of one plan for a faster one; None where there
+    is none."""
+    sums = _Sums(choices, runs, bounds)
+    short = []
+    for graph, plan in enumerate(chosen):
+        over = sums.exchanged(plan_excess(chosen, bounds), graph, plan)
+        faster = over[(sums.seconds[graph] < plan.seconds) & (over > 0)]
+        short += [int(faster.min())] if len(faster) else []
+    return min(short, default=None)
+
+
+class _Sums:
+    """What plans come to in each of the bounds; a plan is its place among those of its graph.
+
+    Attributes:
+        held, peak, seconds: of the plans of each graph.
+    """
+
+    def __init__(self, choices: Sequence[Sequence[Choice]], runs: Sequence[int], bounds: Sequence[Bound]) -> None:
+        self.choices, self.runs, self.bounds = choices, runs, bounds
+        self.held = [np.array([c.held for c in plans], dtype=np.int64) for plans in choices]
+        self.peak = [np.array([c.peak for c in plans], dtype=np.int64) for plans in choices]
+        self.seconds = [np.array([c.seconds for c in plans]) for plans in choices]
+        #: How often a graph waits in each bound, and whether the bound is its own.
+        self.waits = np.zeros((len(choices), len(bounds)), dtype=np.int64)
+        self.own = np.zeros((len(choices), len(bounds)), dtype=np.int64)
+        for i, bound in enumerate(bounds):
+            self.own[bound.graph, i] = 1
+            for graph, times in bound.others:
+                self.waits[graph, i] += times
+
+    def exchanged(self, over: Ints, graph: int, plan: Choice) -> Ints:
+        """For each plan of `graph`, what the worst bound is broken by where it takes the place of `plan`, with which
+        the bounds are broken by `over`."""
+        if not len(over):
+            return np.zeros(len(self.held[graph]), dtype=np.int64)
+        worst: Ints = (over[:, None] + self._change(graph, plan)).max(axis=0)
+        return worst
+
+    def chosen(self, places: Sequence[int]) -> list[Choice]:
+        """The plans at `places`."""
+        return [plans[i] for plans, i in zip(self.choices, places, strict=True)]
+
+    def excess(self, places: Sequence[int]) -> int:
+        """As `excess`, of places."""
+        return excess(self.chosen(places), self.bounds)
+
+    def lost(self, places: Sequence[int]) -> float:
+        """Seconds of recomputation in a step."""
+        return sum(float(self.seconds[g][i]) * self.runs[g] for g, i in enumerate(places))
+
+    def lower(self, places: list[int], *, dear: bool) -> None:
+        """Exchange single plans as long as that lowers what the worst bound is broken by: what lowers it most, or, if
+        not `dear`, most for the time that it costs. In place."""
+        while (now := self.excess(places)) > 0:
+            over = plan_excess(self.chosen(places), self.bounds)
+            best: tuple[float, int, int] | None = None
+            for graph, i in enumerate(places):
+                gain = (now - self.exchanged(over, graph, self.choices[graph][i])).astype(np.float64)
+                cost = np.maximum(self.seconds[graph] - self.seconds[graph][i], 0.0) * self.runs[graph]
+                score = gain if dear else np.where(gain > 0, gain / (cost + 1e-9), gain)
+                at = int(score.argmax())
+                if gain[at] > 0 and (best is None or score[at] > best[0]):
+                    best = float(score[at]), graph, at
+            if best is None:
+                return
+            places[best[1]] = best[2]
+
+    def raise_(self, places: list[int]) -> None:
+        """Exchange single plans for faster ones, the best seconds for the bytes first, as long as the bounds hold. In
+        place."""
+        while True:
+            over, now = plan_excess(self.chosen(places), self.bounds), self.excess(places)
+            best: tuple[float, int, int] | None = None
+            for graph, i in enumerate(places):
+                plan, times = self.choices[graph][i], self.runs[graph]
+                saved = (plan.seconds - self.seconds[graph]) * times
+                more = np.maximum(self.held[graph] - plan.held, 0) * times + np.maximum(self.peak[graph] - plan.peak, 0)
+                fits = (saved > 0) & (self.exchanged(over, graph, plan) <= max(0, now))
+                score = np.where(fits, saved / (more + 1), 0.0)
+                at = int(score.argmax())
+                if fits[at] and (best is None or score[at] > best[0]):
+                    best = float(score[at]), graph, at
+            if best is None:
+                return
+            places[best[1]] = best[2]
+
+    def exchange_two(self, places: list[int]) -> bool:
+        """Exchange the plans of two graphs where that saves most time and the bounds hold; whether any did."""
+        chosen = self.chosen(places)
+        over, now = plan_excess(chosen, self.bounds), max(0, self.excess(places))
+        best: tuple[float, list[int]] = LEAST_SAVED * (self.lost(places) + 1e-12), []
+        for one, other in combinations(range(len(places)), 2):
+            if len(over) * len(self.held[one]) * len(self.held[other]) > MOST_PAIRS:
+                continue
+            saved = [(chosen[g].seconds - self.seconds[g]) * self.runs[g] for g in (one, other)]
+            both = np.add.outer(*saved)
+            changes = self._change(one, chosen[one])[:, :, None] + self._change(other, chosen[other])[:, None, :]
+            after = over[:, None, None] + changes
+            both[after.max(axis=0, initial=-(2**62)) > now] = 0.0
+            first, second = np.unravel_index(int(both.argmax()), both.shape)
+            if both[first, second] > best[0]:
+                best = float(both[first, second]), [*places]
+                best[1][one], best[1][other] = int(first), int(second)
+        places[:] = best[1] or places
+        return bool(best[1])
+
+    def _change(self, graph: int, plan: Choice) -> Ints:
+        """By how much more each bound is broken with each plan of `graph` in the place of `plan`."""
+        held, peak = self.held[graph] - plan.held, self.peak[graph] - plan.peak
+        change: Ints = np.outer(self.waits[graph], held) + np.outer(self.own[graph], peak)
+        return change
+
+
+def plan_excess(chosen: Sequence[Choice], bounds: Sequence[Bound]) -> Ints:
+    """Bytes that each bound is broken by."""
+    return np.array([total(chosen, bound) - bound.limit for bound in bounds], dtype=np.int64)
 
 
 def excess(chosen: Sequence[Choice], bounds: Sequence[Bound]) -> int:

@@ -80,14 +80,15 @@ class Chooser:
         generated: Inductor generates what is run; else the graphs are run as they stand.
         settings: whether plans are carried out under leaner settings: False, True, or first without them and then with
             them, where nothing else fits.
+        beneath: plans of the smallest peaks inside of the graph, whatever is between its halves.
     """
 
     def __init__(
         self, search: Search, carry_out: Callable[[Timeline, bool], Trial], room: int, held: int, *, generated: bool,
-        settings: Sequence[bool] = (False,),
+        settings: Sequence[bool] = (False,), beneath: Callable[[], Iterator[Timeline]] = lambda: iter(()),
     ) -> None:  # fmt: skip
         self.search, self.room, self.held, self._settings = search, room, held, settings
-        self._carry_out, self._generated = carry_out, generated
+        self._carry_out, self._generated, self._beneath = carry_out, generated, beneath
         self._lean = settings[0]
         self._trials: dict[tuple[int, float, bool], Trial] = {}
         self._replayed: dict[bool, list[_Point]] = {lean: [] for lean in settings}
@@ -163,6 +164,9 @@ class Chooser:
         """Plans to try; `found` grows by each before the next is asked for."""
         for part in NEAR_FLOOR if self._generated else (1.0,):
             yield self._at_most(int(self.search.floor * part))
+        if self._generated and all(_bound_between(trial) for trial in found):
+            # The search goes no further than to what is between the halves; what is generated needs more inside.
+            yield from self._beneath()
         if all(trial.replay.peak_bytes > WRONG * trial.timeline.peak for trial in found):
             least, peaks = self.search.floor, [trial.peak for trial in found]
             most = min(self.search.unconstrained, *peaks)
@@ -225,6 +229,14 @@ class Chooser:
             return (low.counted + high.counted) // 2
         part = (max(aim, low.replayed) - low.replayed) / (high.replayed - low.replayed)
         return int(low.counted + part * (high.counted - low.counted))
+
+
+def _bound_between(trial: Trial) -> bool:
+    """Whether the search counts most between the halves, and the replay elsewhere."""
+    return (
+        trial.timeline.boundary >= trial.timeline.peak / NEAR_FLOOR[-1]
+        and trial.replay.peak_bytes > trial.timeline.boundary
+    )
 
 
 def _order(trial: Trial) -> tuple[float, int]:

@@ -29,7 +29,7 @@ TEMPORARIES = {
     "PowBackward0": 2, "PowBackward1": 3, "SqrtBackward": 1, "RsqrtBackward": 2, "AbsBackward": 1, "VarBackward": 2,
     "StdBackward": 1, "NormBackward": 1, "ClampBackward": 1, "ClampMin": 1, "ClampMax": 1, "MaxBackward": 1,
     "MinBackward": 1, "TopkBackward": 1, "SortBackward": 1, "L1Loss": 1, "KlDiv": 1, "WhereBackward": 1,
-    "BinaryCrossEntropyWithLogits": 0, "BinaryCrossEntropy": 1,
+    "BinaryCrossEntropy": 0,
     "MulBackward": 0, "ExpBackward": 0, "LogBackward": 0, "SigmoidBackward": 0,
     "TanhBackward": 0, "ReluBackward": 0, "GeluBackward": 0, "SiluBackward": 0, "SoftplusBackward": 0,
     "SoftmaxBackward": 0, "MseLoss": 0, "NllLoss": 0, "SmoothL1Loss": 0, "HuberLoss": 0, "MmBackward": 0,

@@ -45,10 +45,22 @@ def predict_anew(partitioner: BudgetPartitioner, peak: int) -> None:
     if outcome.plan is None or outcome.plan.predicted_peak_bytes == peak:
         return
     outcome.plan = plan = replace(outcome.plan, predicted_peak_bytes=peak)
+    outcome.keep()
     if outcome.filed is not None:
         with store.current().lock:
             outcome.filed.cost["predicted_peak_bytes"] = float(peak)
             outcome.filed.reason = _summary(plan, outcome.notes)
+
+
+def add_note(partitioner: BudgetPartitioner, note: str) -> None:
+    """The step was seen: say `note` of the plan in force, once."""
+    outcome = partitioner.outcome
+    if outcome.plan is None or note in outcome.notes:
+        return
+    outcome.notes.append(note)
+    if outcome.filed is not None:
+        with store.current().lock:
+            outcome.filed.reason = _summary(outcome.plan, outcome.notes)
 
 
 def _summary(plan: MemoryPlan, notes: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,11 +20,11 @@ class Growth:
         positions: of the dynamic sizes among the graph's inputs.
     """
 
-    def __init__(self, symbols: Sequence[tuple[int, Any, int]], sizes: Iterable[Any]) -> None:
+    def __init__(self, symbols: Sequence[tuple[int, Any, int]], sizes: Iterable[Any] | None) -> None:
         self.positions = tuple(position for position, _, _ in symbols)
         self._symbols = [symbol for _, symbol, _ in symbols]
         self._planned = tuple(value for _, _, value in symbols)
-        self._sizes = list(sizes)
+        self._sizes = None if sizes is None else list(sizes)
         self._known: dict[tuple[int, ...], float] = {}
 
     @classmethod
@@ -38,7 +39,10 @@ class Growth:
         return found
 
     def at(self, args: Sequence[Any]) -> float:
-        """Of no tensor of the graph the bytes are more than so many times what they were planned as; 1 or more."""
+        """Of no tensor of the graph the bytes are more than so many times what they were planned as; 1 or more.
+
+        Infinite at larger sizes where the tensors are not known.
+        """
         values = tuple(int(args[i]) for i in self.positions)
         if all(now <= planned for now, planned in zip(values, self._planned, strict=True)):
             return 1.0
@@ -47,6 +51,8 @@ class Growth:
         return self._known[values]
 
     def _most(self, values: tuple[int, ...]) -> float:
+        if self._sizes is None:
+            return math.inf
         now = dict(zip(self._symbols, values, strict=True))
         planned = dict(zip(self._symbols, self._planned, strict=True))
         most = 1.0

@@ -70,6 +70,12 @@ def tails_of(joint: fx.GraphModule) -> tuple[Tail, ...]:
     return (Tail(True, size, 0, 4 * size), entropy) if _like_inputs(joint, values) else (entropy,)
 
 
+def between_graphs(joint: fx.GraphModule) -> Tail:
+    """What happens behind a graph that others follow, which count what they need themselves: they release its
+    outputs, and its tangents come."""
+    return Tail(False, 0, 0, sum(int(hint(t.numel())) * t.element_size() for t in _tangents(joint)))
+
+
 def targets_of(joint: fx.GraphModule) -> int:
     """Bytes of what cross entropy outside of the graph reads beside the outputs: an index of a class for each row."""
     values = _tangents(joint)

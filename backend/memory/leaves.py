@@ -91,7 +91,9 @@ class Leaf:
         options: of its compile.
         parameters, module_tensors: positions among its arguments: of parameters, and of other tensors of modules.
         own: its parameters, in that order.
-        buffers, inputs: the latter, and what it was given, of all calls that were looked at.
+        buffers: the latter, of all calls that were looked at.
+        inputs: what it and other plans of the same graph were given, and the targets of their losses.
+        inputs_seen: bytes of these that were there when it was looked at, at most.
         known: parameters that its runs were given or that eager code around them reads, weakly, by identity.
         situations: what was held beside it, by the other runs that waited for their backward then.
         held: bytes that it holds from forward to backward, outputs included; the most seen.
@@ -104,6 +106,7 @@ class Leaf:
         since_loss: as in the situations, at most.
         retained: most bytes that the loss needs in a backward that keeps the graph.
         keeps_outputs: an output was still held by the caller in its backward.
+        keeps_graph: a backward of it was asked to keep what it has saved, for another one; None once that was said.
         runs: calls with gradients.
         share: what it may use from its next call on, where that has changed.
         next: the leaf that took its place.
@@ -119,6 +122,7 @@ class Leaf:
     module_tensors: tuple[int, ...] = ()
     buffers: Stores = field(default_factory=lambda: Stores())
     inputs: Stores = field(default_factory=lambda: Stores())
+    inputs_seen: int = 0
     known: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
     situations: dict[frozenset[tuple[Leaf, int]], Beside] = field(default_factory=dict)
     held: int = 0
@@ -129,6 +133,7 @@ class Leaf:
     beside: int = 0
     since_loss: int = 0
     keeps_outputs: bool = False
+    keeps_graph: bool | None = False
     retained: int = 0
     runs: int = 0
     share: Share | None = None
@@ -146,14 +151,14 @@ class Leaf:
     def succeed(self, leaf: Leaf) -> None:
         """Take the place of `leaf`, and take over what was seen of it."""
         leaf.next, self.generation = self, leaf.generation + 1
-        self.situations, self.buffers, self.inputs = dict(leaf.situations), leaf.buffers, leaf.inputs
+        self.situations, self.buffers, self.inputs_seen = dict(leaf.situations), leaf.buffers, leaf.inputs_seen
         self.learn(leaf)
 
     def learn(self, leaf: Leaf) -> None:
         """Take over what was seen of the loss behind another plan of the same graph."""
-        self.known = dict(leaf.known)
+        self.known, self.inputs = dict(leaf.known), leaf.inputs
         self.loss, self.seen, self.keeps_outputs = leaf.loss, leaf.seen, leaf.keeps_outputs
-        self.since_loss = leaf.since_loss
+        self.since_loss, self.keeps_graph = leaf.since_loss, leaf.keeps_graph
         self.seen_at, self.beside = leaf.seen_at, leaf.beside
 
     def see(self, loss: EagerLoss, retained: bool) -> None:
@@ -161,6 +166,7 @@ class Leaf:
         graph is `retained` for another backward, which is not counted, what was seen at different times is added up."""
         seen = self.situations.values()
         self.retained = max(self.retained, loss.backward_bytes) if retained else self.retained
+        self.keeps_graph = self.keeps_graph if self.keeps_graph is None else self.keeps_graph or retained
         self.loss = replace(
             loss,
             forward_bytes=max(0, *(s.in_loss - s.most for s in seen)),

@@ -48,7 +48,9 @@ def loss_behind(
         for counted in (other.inputs, other.outputs, other.eager):
             results.drop(counted)
     # Some losses reduce in place: their result is a number in a storage as large as what it is made of.
-    kept = sum(size for size in results.alive().values() if size > ENGINE_BYTES)
+    # A few numbers are among what the engine is taken to need; a loss of many terms may hold more of them.
+    sizes = results.alive().values()
+    kept = sum(sizes) - min(sum(size for size in sizes if size <= ENGINE_BYTES), ENGINE_BYTES // 2)
     if node is None or all(n is not node for n in autograd.walk(running.roots, autograd.is_compiled)):
         return EagerLoss(kept_bytes=kept), 0
     targets = [t for t in held if not t.requires_grad]

@@ -21,11 +21,11 @@ from optpass.backend.compat.memory import indices_kept
 from optpass.backend.memory.accumulate import accumulate_in_place
 from optpass.backend.memory.choose import Chooser, Modules, Trial
 from optpass.backend.memory.growth import sizes_in
-from optpass.backend.memory.joint import lean_settings, problem_of, tails_of, targets_of
+from optpass.backend.memory.joint import between_graphs, lean_settings, problem_of, tails_of, targets_of
 from optpass.backend.memory.order import least_peak
 from optpass.backend.memory.outcome import plan_of
 from optpass.backend.memory.replay import Executor, StepReplay, replay_step
-from optpass.backend.memory.searches import SEARCHES
+from optpass.backend.memory.searches import SEARCHES, beneath, least_held
 from optpass.backend.memory.tail import NO_TAIL, Tail
 from optpass.errors import BudgetInfeasibleError
 from optpass.passes.devices import DeviceSpec
@@ -47,6 +47,8 @@ FOLLOW = 2
 ENGINE_BYTES = 64
 #: Inductor's code of the default plan needs at least this part of what is counted; found between 0.92 and 1.17.
 GENERATED_AT_LEAST = 0.85
+#: How a note begins that says what the next plan needs, where the budget is used in part.
+NEXT = "the next plan, which recomputes less, needs"
 #: Inductor's settings that need less memory than its default ones: tensors keep their layout around convolutions.
 LEAN: dict[str, Any] = {"layout_optimization": False}
 
@@ -65,6 +67,7 @@ class Budget:
         tail: what happens between its forward and its backward, where that has been seen.
         follow: bytes that are needed on top of what it holds while other graphs of the step run.
         state: a state of the search that was chosen for the step as a whole; with the number of operations.
+        settled: it is for a step that was seen.
         where: what set the budget, for messages.
         notes: what was assumed.
     """
@@ -78,19 +81,23 @@ class Budget:
     tail: Tail | None = None
     follow: int = 0
     state: tuple[int, FrozenState] | None = None
+    settled: bool = False
     where: str = ""
     notes: tuple[str, ...] = ()
 
 
 @dataclass
 class Outcome:
-    """What the partitioner decided for one graph, for the report; `filed` is where that says it."""
+    """What the partitioner decided for one graph, for the report; `filed` is where that says it, `keep` keeps it for
+    processes whose caches answer; `superseded`: once its step was seen, it was planned with others."""
 
     plan: MemoryPlan | None = None
     replayed: StepReplay | None = None
     replays: int = 0
     filed: Site | None = None
     notes: list[str] = field(default_factory=list)
+    keep: Callable[[], None] = lambda: None
+    superseded: bool = False
 
 
 class BudgetPartitioner:
@@ -114,7 +121,7 @@ class BudgetPartitioner:
         self.outcome = Outcome(notes=list(budget.notes))
         self.search: Search | None = None  #: of the graph, for plans of the step as a whole
         self.relief: Callable[[], int] = lambda: 0  #: bytes that other graphs can hold less of from the next step on
-        self.sizes: list[Any] = []  #: symbolic sizes of the graph's tensors
+        self.sizes: list[Any] | None = None  #: symbolic sizes of the graph's tensors; None where the caches answered
         self.tail = budget.tail or NO_TAIL  #: what happens between forward and backward, as the plan has it
         self.counted = 0  #: peak of the plan as the search counts it
         self._lowered: dict[bool, Any] = {}
@@ -138,16 +145,23 @@ class BudgetPartitioner:
         if self.budget.tail is None:
             inputs = self.budget.statics.inputs + targets_of(joint)
             self.budget = replace(self.budget, statics=replace(self.budget.statics, inputs=inputs))
-        for tail in self._assumed(joint)[:-1]:
-            with contextlib.suppress(BudgetInfeasibleError):
+        likely, *less = self._assumed(joint)
+        try:
+            return self._planned(joint, default, likely, kwargs)
+        except BudgetInfeasibleError as error:  # what nobody has seen may need less than what is likely
+            named = error
+        for tail in less:
+            try:
                 return self._planned(joint, default, tail, kwargs)
-        return self._planned(joint, default, self._assumed(joint)[-1], kwargs)
+            except BudgetInfeasibleError as error:
+                named = error if self.budget.shared else named
+        raise named
 
     def _assumed(self, joint: fx.GraphModule) -> tuple[Tail, ...]:
-        """What happens between forward and backward, as it was seen, or what may; the last needs least."""
+        """What happens between forward and backward, as it was seen, or what may: the likely, then what needs less."""
         if self.budget.tail is not None:
             return (self.budget.tail,)
-        return tails_of(joint)[-1:] if self.budget.shared else tails_of(joint)
+        return (tails_of(joint)[-1], between_graphs(joint)) if self.budget.shared else tails_of(joint)
 
     def _planned(self, joint: fx.GraphModule, default: Modules, tail: Tail, kwargs: dict[str, Any]) -> Modules:
         """The graph split with `tail` between its halves."""
@@ -188,7 +202,8 @@ class BudgetPartitioner:
 
         settings = lean_settings(joint) if generated and compat.lays_out_convolutions() else (False,)
         chooser = Chooser(
-            search, carry_out, room, self.budget.bytes - room, generated=generated, settings=settings
+            search, carry_out, room, self.budget.bytes - room, generated=generated, settings=settings,
+            beneath=lambda: beneath(search),
         )  # fmt: skip
         offered = self._offered(search, lambda timeline: carry_out(timeline, settings[0]), room)
         found = chooser.better(offered) if offered is not None and not self.budget.shared else offered
@@ -209,7 +224,7 @@ class BudgetPartitioner:
         above = chooser.unused(found)
         if above is not None and not self.budget.shared:
             needed = format_bytes(self.budget.bytes - room + above)
-            self.outcome.notes.append(f"the next plan, which recomputes less, needs {needed}")
+            self.outcome.notes.append(f"{NEXT} {needed}")
         return found
 
     def _replayed_default(self, joint: fx.GraphModule, default: Modules, kwargs: dict[str, Any]) -> StepReplay:
@@ -225,7 +240,7 @@ class BudgetPartitioner:
         """The plan that was chosen for the step as a whole, if this is the graph that it was chosen for and it fits;
         where nobody knows yet what follows, the one that holds least."""
         if self.budget.shared:
-            trial = carry_out(_least_held(search))
+            trial = carry_out(least_held(search))
             return trial if trial.peak <= room else None
         if self.budget.state is None or self.budget.state[0] != len(search.problem.operations):
             return None
@@ -283,14 +298,3 @@ class BudgetPartitioner:
             budget.bytes, max(floor, budget.at_optimizer), plan.ledger, largest, helps, budget.where
         )
         return parts.passed_through(error)
-
-
-def _least_held(search: Search) -> Timeline:
-    """The plan that holds least between forward and backward."""
-    problem, tail = search.problem, search.problem.tail
-    problem.tail = tail + search.unconstrained
-    lean = Search(problem, known=SEARCHES)
-    found = lean.at_most(lean.floor)
-    assert found is not None  # the floor is one of its plans
-    problem.tail = tail
-    return search.schedule.run(found[0])

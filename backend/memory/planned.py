@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -118,7 +119,7 @@ class Planned:
         if line is not None and line.backward():
             sizes = resize(self._leaf, shapes_of(args, self._leaf.parameters))
             growth = max(growth, line.backward(sizes) / line.backward())
-        if plan is None:  # the caches answered: what it needs is not known
+        if plan is None or math.isinf(growth):  # the caches answered: what it needs is not known
             return True
         statics = budget.statics
         fixed = statics.parameters + statics.gradients + statics.optimizer + statics.buffers

@@ -141,8 +141,11 @@ class Steps:
         outputs = [r for r in torch.utils._pytree.tree_leaves(result) if isinstance(r, torch.Tensor)]
         with self._lock:
             self._sweep()
-            looked_at = self._looks_at(leaf)
             given, made = Stores(tensors), Stores(outputs)
+            leaf.inputs.prune()
+            of_modules = {*leaf.parameters, *leaf.module_tensors}
+            leaf.inputs.add(a for i, a in enumerate(args) if isinstance(a, torch.Tensor) and i not in of_modules)
+            looked_at = self._looks_at(leaf)
             saved, leaves = held_upstream(tensors) if looked_at else ([], [])
             own = self._made(autograd.saved_by_function(node), made, given)
             run = Run(
@@ -155,7 +158,7 @@ class Steps:
                 run.gradients = Stores([p.grad for p in trained if p.grad is not None]).sizes()
             if looked_at:
                 leaf.know([*parameters, *leaves])
-                leaf.inputs.update(given)
+                leaf.inputs_seen = max(leaf.inputs_seen, sum(leaf.inputs.alive().values()))
                 leaf.buffers.add(args[i] for i in leaf.module_tensors)
             if not leaf.runs:
                 self._note_held(leaf, own, made, given)
@@ -172,7 +175,9 @@ class Steps:
         beside = leaf.situations.get(self._others())
         alone = all(other.origin is leaf.origin for chain in self._chains for other in chain.leaves)
         alone = alone and not self._live
-        return beside is None or beside.times < (LOOKS_ALONE if alone else LOOKS)
+        # Micro-batches that the caller holds are all there in each of their steps, and are known when they have run.
+        more = sum(leaf.inputs.alive().values()) > leaf.inputs_seen
+        return more or beside is None or beside.times < (LOOKS_ALONE if alone else LOOKS)
 
     @staticmethod
     def _made(saved: Iterable[torch.Tensor], made: Stores, given: Stores) -> Stores:

@@ -97,7 +97,7 @@ def budget_of(
         return Budget(
             bytes=total, statics=share.statics, at_optimizer=share.at_optimizer, optimizer=share.optimizer,
             trained_itemsize=itemsize, tail=share.tail, follow=share.follow, where=where, state=share.state,
-            notes=("planned for the step as it was seen",),
+            settled=True, notes=("planned for the step as it was seen",),
         )  # fmt: skip
     before = STEPS.waiting_parameters()
     optimizer = Optimizing.of(options, [*tensors.trained, *(p for p in before if p.requires_grad)])

@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from optpass.backend.memory.allot import Bound, Choice, choices_of, excess, select, total
-from optpass.backend.memory.filing import predict_anew
+from optpass.backend.memory.allot import Bound, Choice, above, choices_of, excess, select, total
+from optpass.backend.memory.filing import add_note, predict_anew
 from optpass.backend.memory.leaves import Leaf, Share, Stores, parameters_of
 from optpass.backend.memory.optimizing import Optimizing
-from optpass.backend.memory.partition import ENGINE_BYTES
+from optpass.backend.memory.partition import ENGINE_BYTES, NEXT
 from optpass.backend.memory.replay import StepReplay
 from optpass.backend.memory.runs import Steps
 from optpass.errors import BudgetInfeasibleError
@@ -55,25 +55,37 @@ def settle(leaves: Sequence[Leaf]) -> None:
     """
     ran = [leaf for leaf in leaves if leaf.situations and leaf.next is None]
     blind = [leaf for leaf in ran if leaf.partitioner.outcome.replayed is None]
-    unknown = [leaf for leaf in blind if not _alone(leaf)]
-    for leaf in unknown:  # the caches gave a compiled graph without its plan
-        leaf.share = _share(_seen([leaf]), 0, [Choice(0, leaf.held, 0.0)])
+    dependent = [leaf for leaf in ran if len(ran) > 1 or not _alone(leaf)]
+    unknown = [leaf for leaf in blind if leaf in dependent]
+    for leaf in unknown:  # the caches gave a compiled graph without what its plan was chosen from
+        leaf.share = _as_before(leaf)
     planned = [leaf for leaf in ran if leaf not in blind]
+    for leaf in dependent:
+        _plan_always(leaf)
     if unknown or not planned:
         return
+    _warn_of_kept_graphs(planned)
     step = _seen(planned)
     _predict_anew(step)
-    if any(leaf.generation >= GENERATIONS for leaf in ran):
-        return
     worst = excess(step.present, step.bounds)
     again = any(choice.seconds > 0 for choice in step.present)
     used = max((total(step.present, b) / b.limit for b in step.bounds), default=1.0)
-    if not step.bounds or (worst <= 0 and (used >= USED or not again)):
+    final = any(leaf.generation >= GENERATIONS for leaf in ran)
+    if not step.bounds or (worst <= 0 and (used >= USED or not again)) or (worst > 0 and final):
         return
-    chosen = select(_choices(step), [leaf.runs for leaf in step.leaves], step.bounds)
+    choices, runs = _choices(step), [leaf.runs for leaf in step.leaves]
+    chosen = select(choices, runs, step.bounds)
     over = excess(chosen, step.bounds)
     if over > sum(leaf.loss.forward_bytes + leaf.loss.backward_bytes for leaf in step.leaves):
         raise _infeasible(step, chosen, over)
+    if not final:
+        _share_out(step, chosen, worst, over)
+    if worst <= 0 and all(leaf.share is None for leaf in step.leaves):
+        _say_what_is_next(step, above(chosen, choices, runs, step.bounds))
+
+
+def _share_out(step: _Step, chosen: Sequence[Choice], worst: int, over: int) -> None:
+    """Give each graph what it may use for the plan chosen for it, unless that in force is as good."""
     _say(step, chosen, worst, over)
     for i, leaf in enumerate(step.leaves):
         share = _share(step, i, chosen)
@@ -81,6 +93,44 @@ def settle(leaves: Sequence[Leaf]) -> None:
         room -= 0 if share.tail is None else share.tail.kept_bytes
         if not _does(step.present[i], chosen[i], room):
             leaf.share = share
+            _plan_always(leaf)
+
+
+def _plan_always(leaf: Leaf) -> None:
+    """Its plan depends on more than the graph: where the caches know it, it is planned anew all the same."""
+    if not leaf.partitioner.outcome.superseded:
+        leaf.partitioner.outcome.superseded = True
+        leaf.partitioner.outcome.keep()
+
+
+def _as_before(leaf: Leaf) -> Share:
+    """What a graph was first planned for."""
+    budget = leaf.partitioner.budget
+    return Share(budget.statics, budget.tail, budget.follow, budget.at_optimizer, budget.optimizer)
+
+
+def _say_what_is_next(step: _Step, more: int | None) -> None:
+    """Nothing faster fits a budget that is used in part: what the next plans need, where the fullest graph is filed."""
+    fullest = max(step.bounds, key=lambda b: total(step.present, b) - b.limit)
+    partitioner = step.leaves[fullest.graph].partitioner
+    if more is not None and not any(note.startswith(NEXT) for note in partitioner.outcome.notes):
+        add_note(partitioner, f"{NEXT} {format_bytes(fullest.limit + ENGINE_BYTES + more)}")
+
+
+def _warn_of_kept_graphs(leaves: Sequence[Leaf]) -> None:
+    """Say once of each graph that a backward is to keep what it has saved, which its plan takes to be released."""
+    for leaf in leaves:
+        replayed = leaf.partitioner.outcome.replayed
+        if leaf.keeps_graph and replayed is not None:
+            leaf.keeps_graph = None
+            size = format_bytes(sum(replayed.saved_bytes.values()))
+            text = (
+                "memory budget: a backward with retain_graph=True keeps what the graph has saved, which is not "
+                f"counted: the step may need up to {size} more than is predicted; add up the losses for one "
+                "backward, or lower the budget by as much"
+            )
+            log.warning("%s", text)
+            store.current().warn(text)
 
 
 def _predict_anew(step: _Step) -> None:

@@ -159,6 +159,23 @@ def run(
     return ran
 
 
+def measured(program: Callable[..., Any], budget: int, steps: int = 3) -> tuple[int, list[Any], float, int]:
+    """Peak of the last step, everything counted, what the steps returned, and what the report predicts."""
+    torch._dynamo.reset()
+    optpass.reset_report()
+    torch.manual_seed(0)
+    options = {"inner": "aot_eager", "optimizer": "none", "strict": True, "memory_budget": budget}
+    step, models, tensors = program(lambda model: torch.compile(model, backend="optpass", options=options))
+    results = [step() for _ in range(steps - 1)]
+    held = storage_bytes([*(p for m in models for p in m.parameters()), *tensors])
+    box = []
+    peak = held + measure_peak(lambda: box.append(step())).bytes_above_start
+    results += box
+    report = optpass.report()
+    said = [site.cost for site in (*report.sites(), *report.declined()) if site.kind == "memory budget"]
+    return peak, results, max(cost["predicted_peak_bytes"] for cost in said), held
+
+
 def _has_gradient(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_leaf and value.grad is not None
 

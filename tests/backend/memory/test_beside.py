@@ -9,7 +9,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import optpass
-from optpass.backend.memory.measure import measure_peak, storage_bytes
 from optpass.backend.memory.together import STEPS
 
 ROWS, WIDTH = 128, 32
@@ -219,23 +218,6 @@ def unrolled(call):
     return step, (model,), (given, first)
 
 
-def measured(program, budget, steps=3):
-    """Peak of the last step, everything counted, what the steps returned, and what the report predicts."""
-    torch._dynamo.reset()
-    optpass.reset_report()
-    torch.manual_seed(0)
-    options = {"inner": "aot_eager", "optimizer": "none", "strict": True, "memory_budget": budget}
-    step, models, tensors = program(lambda model: torch.compile(model, backend="optpass", options=options))
-    results = [step() for _ in range(steps - 1)]
-    held = storage_bytes([*(p for m in models for p in m.parameters()), *tensors])
-    box = []
-    peak = held + measure_peak(lambda: box.append(step())).bytes_above_start
-    results += box
-    report = optpass.report()
-    said = [site.cost for site in (*report.sites(), *report.declined()) if site.kind == "memory budget"]
-    return peak, results, max(cost["predicted_peak_bytes"] for cost in said), held
-
-
 @pytest.mark.parametrize(
     "program",
     [
@@ -243,11 +225,11 @@ def measured(program, budget, steps=3):
         unrolled,
     ],
 )  # fmt: skip
-def test_what_is_held_beside_the_graphs_is_counted(program):
-    peak, results, predicted, held = measured(program, 10**10)
+def test_what_is_held_beside_the_graphs_is_counted(program, steps):
+    peak, results, predicted, held = steps.measured(program, 10**10)
     assert abs(predicted - peak) <= 0.005 * peak
     budget = int(held + (0.9 if program is unrolled else 0.8) * (peak - held))  # its smallest peak is 0.85
-    less, same, _, _ = measured(program, budget)
+    less, same, _, _ = steps.measured(program, budget)
     assert less <= budget
     for mine, theirs in zip(results, same, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))

@@ -16,6 +16,10 @@ TOP, FLOOR = 1_000_000, 200_000
 MOST = 5
 
 
+def _timeline(counted: int, boundary: int = 0, seconds: float = 0.0) -> Any:
+    return SimpleNamespace(peak=counted, recomputed_s=seconds or (TOP - counted) / 1e6, boundary=boundary)
+
+
 class Plans:
     """Stands for the search: plans every 5,000 bytes."""
 
@@ -23,7 +27,7 @@ class Plans:
 
     def at_most(self, peak: int) -> Any:
         counted = max(FLOOR, min(TOP, peak // 5_000 * 5_000))
-        return None, SimpleNamespace(peak=counted, recomputed_s=(TOP - counted) / 1e6)
+        return None, _timeline(counted)
 
     def frontier(self) -> list[tuple[int, float]]:
         return [(TOP, 0.0), (500_000, 0.5), (FLOOR, 0.8)]
@@ -127,6 +131,20 @@ def test_where_the_search_is_wrong_the_floor_is_looked_for_elsewhere() -> None:
     chooser, asked = _chooser(1, generated)
     chooser.smallest()
     assert len(asked) == 2  # where it is right, no more than before
+
+
+@pytest.mark.parametrize("boundary", [FLOOR, 0])
+def test_where_the_floor_is_between_the_halves_plans_that_need_less_inside_are_tried(boundary: int) -> None:
+    lean = _timeline(FLOOR, boundary, seconds=5.0)  # no smaller by the search, which counts too little inside
+
+    def carry_out(timeline: Any, leaner: bool) -> Any:
+        peak = FLOOR if timeline is lean else FLOOR + 7_000
+        return SimpleNamespace(timeline=timeline, peak=peak, replay=SimpleNamespace(peak_bytes=peak))
+
+    plans: Any = Plans()
+    plans.at_most = lambda peak: (None, _timeline(FLOOR, boundary))
+    chooser = Chooser(plans, carry_out, 1, HELD, generated=True, beneath=lambda: iter([lean]))
+    assert chooser.smallest().peak == (FLOOR if boundary else FLOOR + 7_000)  # where the floor is elsewhere, no more
 
 
 def test_leaner_settings_are_for_what_fits_with_nothing_else() -> None:

@@ -74,6 +74,9 @@ def test_what_a_regression_may_need_refuses_no_other_loss():
     model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())))
     inputs = torch.randn(ROWS, WIDTH)
     _, most = first_step(model, inputs, lambda out: out.square().mean(), [], 10**10)
+    with pytest.raises(optpass.BudgetInfeasibleError) as error:
+        first_step(model, inputs, lambda out: out.square().mean(), [], 1)
+    assert error.value.floor_bytes == most["floor_bytes"]  # what is named fits a mean of squares
     budget = int(most["floor_bytes"]) - ROWS * WIDTH * 4 // 2
     peak, figures = first_step(model, inputs, lambda out: out.mean(), [], budget)
     assert peak <= budget and figures["predicted_peak_bytes"] <= budget

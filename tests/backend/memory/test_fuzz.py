@@ -225,10 +225,13 @@ def assert_close_to_float64(program, ran):
     model, inputs = built(program)
     model, inputs = copy.deepcopy(model).double(), [inputs[0].detach().double(), inputs[1]]
     program.step(model, inputs)
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
-            worst = (ran.gradients[name] - parameter.grad).abs().max()
-            assert worst <= 2e-5 * parameter.grad.abs().max().clamp_min(1e-3), name
+    exact = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    largest = max(float(gradient.abs().max()) for gradient in exact.values())
+    for name, gradient in exact.items():
+        worst, size = (ran.gradients[name] - gradient).abs().max(), gradient.abs().max().clamp_min(1e-3)
+        if gradient.abs().max() <= 1e-9 * largest:  # zero, but for rounding: of a bias before a batch norm
+            size = size.clamp_min(largest)
+        assert worst <= 2e-5 * size, name
 
 
 def test_carelessness_is_caught(steps, hasty, monkeypatch):

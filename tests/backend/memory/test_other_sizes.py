@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
+import sympy
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -11,6 +14,7 @@ import optpass
 from optpass.backend.compat.memory_backward import held_by_nodes, watch_backwards
 from optpass.backend.memory.eager_part import loss_of
 from optpass.backend.memory.eager_timeline import Resize
+from optpass.backend.memory.growth import Growth
 from optpass.backend.memory.measure import measure_peak, storage_bytes
 
 
@@ -125,3 +129,10 @@ def test_the_first_call_of_a_larger_size_holds(dynamic):
     report = optpass.report()
     predicted = [s.cost["predicted_peak_bytes"] for s in report.sites() if s.kind == "memory budget"]
     assert max(predicted) == pytest.approx(peaks[-1], rel=0.005)
+
+
+def test_what_larger_sizes_need_is_not_known_where_the_caches_answered():
+    rows = sympy.Symbol("s0", integer=True, positive=True)
+    known, unknown = (Growth([(0, rows, 64)], sizes) for sizes in ([32 * rows], None))
+    assert known.at([64]) == unknown.at([64]) == 1
+    assert known.at([128]) == 2 and unknown.at([128]) == math.inf

@@ -1,0 +1,117 @@
+"""A budget in steps whose eager part decides the peak, continued: what is held from run to run, and between graphs."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import optpass
+from optpass.backend.memory.partition import ENGINE_BYTES
+
+ROWS, WIDTH = 128, 32
+
+
+def network(inputs=WIDTH, layers=5):
+    """Layers with an activation between them."""
+    found = [nn.Linear(inputs, WIDTH)]
+    for _ in range(layers - 1):
+        found += [nn.GELU(), nn.Linear(WIDTH, WIDTH)]
+    return nn.Sequential(*found)
+
+
+def numbered(call):
+    """A loss of many numbers that the caller holds."""
+    model = network()
+    compiled, given, target = call(model), torch.randn(ROWS, WIDTH), torch.rand(ROWS, WIDTH).round()
+
+    def step():
+        chance = compiled(given).sigmoid()
+        numbers = [(chance * target).sum(), chance.sum(), target.sum()]
+        for _ in range(30):
+            numbers.append(numbers[-1] + numbers[-2])
+        (numbers[0] / numbers[-1]).backward()
+        model.zero_grad()
+
+    return step, (model,), (given, target)
+
+
+def test_a_loss_of_many_numbers_is_counted_to_the_byte(steps):
+    peak, _, predicted, _ = steps.measured(numbered, 10**10, steps=2)
+    assert 0 <= predicted - peak <= 128
+
+
+def widened(call):
+    """Graphs between which a break is, with outputs as large as all that they keep."""
+
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(WIDTH, 8 * WIDTH), nn.Linear(8 * WIDTH, 8 * WIDTH)
+            self.last = network(8 * WIDTH, layers=2)
+
+        def forward(self, x):
+            x = self.first(x)
+            torch._dynamo.graph_break()
+            x = self.second(x).tanh()
+            torch._dynamo.graph_break()
+            return self.last(x).square().mean()
+
+    model, given = Wide(), torch.randn(8 * ROWS, WIDTH)
+    compiled = call(model)
+
+    def step():
+        compiled(given).backward()
+        found = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        return found
+
+    return step, (model,), (given,)
+
+
+def test_no_loss_is_taken_to_be_between_graphs(steps):
+    peak, _, _, _ = steps.measured(widened, 10**10, steps=2)
+    same, _, _, _ = steps.measured(widened, peak + ENGINE_BYTES, steps=2)  # it needs all of that
+    assert same <= peak + ENGINE_BYTES
+
+
+def gathered(call):
+    """Micro-batches that the caller holds, and that are there in each other's steps."""
+    model, given = network(), [torch.randn(4 * ROWS, WIDTH) for _ in range(3)]
+    compiled = call(lambda x: model(x).square().mean())
+
+    def step():
+        for part in given:
+            compiled(part).backward()
+        found = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        return found
+
+    return step, (model,), given
+
+
+def test_micro_batches_that_are_held_are_counted(steps):
+    peak, results, predicted, held = steps.measured(gathered, 10**10)
+    assert abs(predicted - peak) <= 0.005 * peak
+    budget = int(held + 0.8 * (peak - held))
+    less, same, predicted, _ = steps.measured(gathered, budget, steps=4)
+    assert less <= budget and abs(predicted - less) <= 0.005 * less
+    assert all(torch.equal(a, b) for a, b in zip(results[-1], same[-1], strict=True))
+
+
+def kept_on(call):
+    """A backward that keeps the graph for another one."""
+    model, given = network(), torch.randn(ROWS, WIDTH)
+    compiled = call(lambda x: (y := model(x), y.square().mean(), y.abs().mean())[1:])
+
+    def step():
+        one, other = compiled(given)
+        one.backward(retain_graph=True)
+        other.backward()
+        model.zero_grad()
+
+    return step, (model,), (given,)
+
+
+def test_a_graph_that_is_kept_for_another_backward_is_warned_of(steps):
+    steps.measured(kept_on, 10**10, steps=3)
+    assert len([text for text in optpass.report().warnings if "retain_graph=True" in text]) == 1
