@@ -34,8 +34,8 @@ def sources_of(gm: fx.GraphModule) -> list[Source]:
 
 
 def wanted(partitioner: BudgetPartitioner | None, key: str) -> bool:
-    """Whether the cache's entry may serve: what is planned together with others, or was superseded once its step was
-    seen, is planned anew, for such plans need the search that found them.
+    """Whether the cache's entry may serve: what is planned together with others, once its step was seen, is planned
+    anew, for such plans need the search that found them.
 
     Args:
         partitioner: None without a budget.
@@ -46,7 +46,7 @@ def wanted(partitioner: BudgetPartitioner | None, key: str) -> bool:
     if partitioner.budget.settled:
         return False
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return not json.loads(_path(key).read_text(encoding="utf-8"))["superseded"]
+        return not json.loads(_path(key).read_text(encoding="utf-8"))["together"]
     return True
 
 
@@ -68,7 +68,7 @@ def keep_or_find(partitioner: BudgetPartitioner, key: str | None, sources: Seque
         content = {
             "plan": asdict(outcome.plan),
             "notes": outcome.notes,
-            "superseded": outcome.superseded,
+            "together": outcome.together,
             "sources": [[source.file, source.line, source.module] for source in sources],
         }
         with contextlib.suppress(OSError):  # a full disk is no reason to stop a training step

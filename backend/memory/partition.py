@@ -89,7 +89,7 @@ class Budget:
 @dataclass
 class Outcome:
     """What the partitioner decided for one graph, for the report; `filed` is where that says it, `keep` keeps it for
-    processes whose caches answer; `superseded`: once its step was seen, it was planned with others."""
+    processes whose caches answer; `together`: once its step was seen, it was planned with others."""
 
     plan: MemoryPlan | None = None
     replayed: StepReplay | None = None
@@ -97,7 +97,7 @@ class Outcome:
     filed: Site | None = None
     notes: list[str] = field(default_factory=list)
     keep: Callable[[], None] = lambda: None
-    superseded: bool = False
+    together: bool = False
 
 
 class BudgetPartitioner:

@@ -98,8 +98,8 @@ def _share_out(step: _Step, chosen: Sequence[Choice], worst: int, over: int) -> 
 
 def _plan_always(leaf: Leaf) -> None:
     """Its plan depends on more than the graph: where the caches know it, it is planned anew all the same."""
-    if not leaf.partitioner.outcome.superseded:
-        leaf.partitioner.outcome.superseded = True
+    if not leaf.partitioner.outcome.together:
+        leaf.partitioner.outcome.together = True
         leaf.partitioner.outcome.keep()
 
 
