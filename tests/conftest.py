@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import logging
 import os
 import random
 import shutil
@@ -11,6 +12,7 @@ import signal
 import sys
 import tempfile
 import zlib
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -31,9 +33,13 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.mkdtemp(prefix="optpass-tests-")
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        children = str(Path(__file__).with_name("children"))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (children, os.environ.get("PYTHONPATH"))))
         # A shell's background jobs ignore SIGINT, and so would all that the tests start and interrupt.
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+    # The collector need not look every 700 objects.
+    gc.set_threshold(20_000, 20, 20)
     if config.option.seed is None:
         config.option.seed = random.SystemRandom().getrandbits(31)
     elif not hasattr(config, "workerinput"):
@@ -45,10 +51,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     """Spare thousands of small compiles what nothing here tests; all modules are loaded by now, torch with them.
 
-    The collector need not look every 700 objects. Dynamo times every set of guards, and flushes the processor's caches
-    for that. `torch.manual_seed` writes the whole stack down for every device that is not there.
+    Dynamo times every set of guards, and flushes the processor's caches for that. `torch.manual_seed` writes the whole
+    stack down for every device that is not there. All that torch's trace log may be asked for is written out where it
+    has a handler, and pytest gives its own to each logger that does not propagate.
     """
-    gc.set_threshold(20_000, 20, 20)
+    logging.getLogger("torch.__trace").propagate = True
     if torch := sys.modules.get("torch"):
         importlib.import_module("torch._dynamo.guards").profile_guard_manager = lambda *_: 0.0
         for device in (torch.cuda, torch.xpu, torch.mtia):
@@ -74,3 +81,14 @@ def drawn(request: pytest.FixtureRequest) -> int:
     if torch := sys.modules.get("torch"):
         torch.manual_seed(seed)
     return seed
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search for plans that looks less far: how good they are is asked in `tests/passes/memory`. Plans found with one
+    effort are not given with another."""
+    refill = importlib.import_module("optpass.passes.memory.refill")
+    for name, effort in (("EFFORT", 10_000), ("EFFORT_SMALL", 10_000), ("EFFORT_GAPS", 5_000)):
+        monkeypatch.setattr(refill, name, effort)
+    searches = importlib.import_module("optpass.backend.memory.searches").SEARCHES
+    monkeypatch.setattr(searches, "_found", type(searches._found)())

@@ -11,9 +11,6 @@ from types import ModuleType
 
 import pytest
 
-from optpass.backend.memory.searches import SEARCHES
-from optpass.passes.memory import refill
-
 
 def _load(name: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
@@ -38,12 +35,8 @@ def programs() -> ModuleType:
 
 
 @pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search that looks less far: whatever it finds is to be carried out rightly; how good it is is asked in
-    `tests/passes/memory`. Plans found with one effort are not given with another."""
-    for name, effort in (("EFFORT", 10_000), ("EFFORT_SMALL", 10_000), ("EFFORT_GAPS", 5_000)):
-        monkeypatch.setattr(refill, name, effort)
-    monkeypatch.setattr(SEARCHES, "_found", type(SEARCHES._found)())
+def _hasty(hasty: None) -> None:
+    """Whatever the search finds is to be carried out rightly."""
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,11 @@ import pytest
 from optpass.cli import app
 from optpass.reporting.schema import load_schema
 
+pytestmark = pytest.mark.usefixtures("hasty")
+
+
+LLAMA = "llama:tiny", "--set", "targets=true", "--set", "layers=2"
+
 
 def run(*arguments: str) -> int:
     with pytest.raises(SystemExit) as caught:
@@ -20,7 +25,7 @@ def run(*arguments: str) -> int:
 
 def test_a_model_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    code = run("llama:tiny", "--set", "targets=true", "--device", "h100", "--optimizer", "adamw", "--json", "p.json",
+    code = run(*LLAMA, "--device", "h100", "--optimizer", "adamw", "--json", "p.json",
                "--html", "p.html")  # fmt: skip
     assert code == 0
     out = capsys.readouterr().out
@@ -35,14 +40,14 @@ def test_a_model_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 
     # A budget half way down: less memory, more time, and the same record on standard output.
     budget = (data["floor_bytes"] + data["unconstrained_bytes"]) // 2
-    assert run("llama:tiny", "--set", "targets=true", "-d", "h100", "--optimizer", "adamw", "-b", str(budget), "--json",
+    assert run(*LLAMA, "-d", "h100", "--optimizer", "adamw", "-b", str(budget), "--json",
                "-") == 0  # fmt: skip
     tight = json.loads(capsys.readouterr().out)
     assert tight["budget_bytes"] == budget >= tight["predicted_peak_bytes"]
     assert tight["floor_bytes"] == data["floor_bytes"]
 
     # Below the floor: exit code 2 and one line that says what would help.
-    assert run("llama:tiny", "--set", "targets=true", "-d", "h100", "--optimizer", "adamw", "-b", "100KB") == 2
+    assert run(*LLAMA, "-d", "h100", "--optimizer", "adamw", "-b", "100KB") == 2
     message = capsys.readouterr().err
     assert message.count("\n") == 1 and "smallest peak of any plan" in message and "What would help" in message
 

@@ -14,6 +14,8 @@ import pytest
 
 from optpass.cli import app
 
+pytestmark = pytest.mark.usefixtures("hasty")
+
 TEXT = "".join(f"def f{i}(x): return x + {i}\n" for i in range(400))
 
 JOB = """

@@ -16,6 +16,8 @@ from optpass.training.loop import OPTIMIZERS, make_optimizer
 from optpass.training.planned import plan_file, plan_job, sized
 from optpass.training.run import execute, prepare
 
+pytestmark = pytest.mark.usefixtures("hasty")
+
 JobFile = Callable[..., Path]
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
