@@ -90,6 +90,14 @@ def choices_of(known: Search, tail: int, less: int = 0, waits: bool = True, befo
     return _best(list(found.values()))
 
 
+def light(search: Search) -> Timeline:
+    """The plan of the smallest sum of its peak and what it holds: what it needs beside one more run of itself."""
+    choices = choices_of(search, search.problem.tail)
+    least = min(choices, key=lambda choice: (choice.peak + choice.held, choice.seconds))
+    assert least.state is not None  # choices of a search have one
+    return search.schedule.run(State.thawed(least.state))
+
+
 def _choice(
     problem: Problem,
     timeline: Timeline,

@@ -24,11 +24,13 @@ class Expected:
         tail: what happens between its forward and its backward; None for what is assumed of any.
         beside: bytes that are there beside what it is given: targets.
         notes: what was assumed.
+        crowded: it is planned anew since its own runs wait for their backward, and one more like them would not fit.
     """
 
     tail: Tail | None = None
     beside: int = 0
     notes: tuple[str, ...] = ()
+    crowded: bool = False
 
     @classmethod
     def of(cls, like: Leaf | None, shapes: Shapes | None) -> Expected:

@@ -110,7 +110,7 @@ class Leaf:
         runs: calls with gradients.
         share: what it may use from its next call on, where that has changed.
         next: the leaf that took its place.
-        generation: how many leaves it has taken the place of.
+        generation: how many leaves it has taken the place of after they were seen in a step.
         news: something was seen since the plans were last looked at.
     """
 
@@ -150,7 +150,7 @@ class Leaf:
 
     def succeed(self, leaf: Leaf) -> None:
         """Take the place of `leaf`, and take over what was seen of it."""
-        leaf.next, self.generation = self, leaf.generation + 1
+        leaf.next, self.generation = self, leaf.generation + bool(leaf.situations)
         self.situations, self.buffers, self.inputs_seen = dict(leaf.situations), leaf.buffers, leaf.inputs_seen
         self.learn(leaf)
 
@@ -230,8 +230,9 @@ class Stores:
 
     def drop(self, other: Stores) -> None:
         """Leave out those of `other`."""
-        for key in other._found:
-            self._found.pop(key, None)
+        for key, reference in other._found.items():
+            if reference() is not None:  # else its place in memory may have been taken by one of these
+                self._found.pop(key, None)
 
     def prune(self) -> None:
         """Leave out those that have been released."""

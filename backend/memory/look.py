@@ -29,13 +29,14 @@ def loss_behind(
         watch: of the backward that is running.
         known: what nodes held before it.
     """
-    node, leaf = run.node(), run.leaf
+    node, leaf = run.node(), run.leaf.latest()
     if (
         leaf.outputs
         and not leaf.keeps_outputs
         and any(
             storage.nbytes() and (node is None or autograd.held_elsewhere(node, storage))
             for storage in run.outputs.storages()
+            if not run.inputs.has(storage)  # a buffer that is handed back as it came
         )
     ):
         leaf.keeps_outputs = leaf.news = True
@@ -87,7 +88,7 @@ def beside(
         lent: what graphs have read and returned that ran without gradients.
         step: graphs of the step.
     """
-    leaf = run.leaf
+    leaf = run.leaf.latest()
     if running is not None and running.outer:  # which nodes of theirs are still to run is seen by what they hold
         saved = [*saved, *held_in(running.outer)]
     others = [r for r in live if r is not run]
@@ -111,5 +112,5 @@ def beside(
         own = {**run.inputs.alive(), **run.eager.alive()}
         own_bytes = sum(size for key_, size in own.items() if key_ not in known and key_ not in gradients)
         leaf.beside = max(leaf.beside, other - own_bytes)
-    gone = sum(max(0, r.leaf.outputs - sum(r.outputs.alive().values())) for r in others)
+    gone = sum(r.released_outputs() for r in others)
     return bytes_of_gradients, other, gone

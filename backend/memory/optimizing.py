@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -47,6 +48,8 @@ class Optimizing:
             return cls(name, cost.state_bytes, cost.step_bytes, held, ())
         if found is None:
             said = "no optimizer was found that holds the parameters: none is counted; name it with `optimizer`"
+            if gc.get_freeze_count():
+                said += "; objects that `gc.freeze` hides could not be searched"
             return cls("none", 0, 0, (), (said,))
         notes = (f"optimizer found: {found.name}", *found.notes)
         return cls(found.name, found.state_bytes, found.step_bytes, held, notes)

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
+from optpass.backend.memory.replay import StepReplay
 from optpass.passes.memory import describe
 from optpass.passes.memory.plan import CurvePoint, Ledger, MemoryPlan
 from optpass.passes.memory.schedule import Timeline
 from optpass.passes.memory.search import Search
+from optpass.reporting.model import Site
 
 #: Of generated code the floor is named so many times as large as it is counted, and as the plans that were replayed
 #: need more than was counted, so that a budget of that size is mostly met. At the floor of seven models that is between
 #: 0.99 and 1.18 times what was counted, and at their default plans no less but for 0.001; of a step of small tensors
 #: 1.13 was seen where the default plan needs less. To know it, a plan would have to be lowered.
 SAFE = 1.05
+
+
+@dataclass
+class Outcome:
+    """What the partitioner decided for one graph, for the report; `filed` is where that says it, `keep` keeps it for
+    processes whose caches answer; `together`: once its step was seen, it was planned with others."""
+
+    plan: MemoryPlan | None = None
+    replayed: StepReplay | None = None
+    replays: int = 0
+    filed: Site | None = None
+    notes: list[str] = field(default_factory=list)
+    keep: Callable[[], None] = lambda: None
+    together: bool = False
 
 
 def plan_of(

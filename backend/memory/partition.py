@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx
@@ -19,11 +19,12 @@ from optpass.backend import compat, snapshot
 from optpass.backend.compat import partition as parts
 from optpass.backend.compat.memory import indices_kept
 from optpass.backend.memory.accumulate import accumulate_in_place
+from optpass.backend.memory.allot import light
 from optpass.backend.memory.choose import Chooser, Modules, Trial
 from optpass.backend.memory.growth import sizes_in
 from optpass.backend.memory.joint import between_graphs, lean_settings, problem_of, tails_of, targets_of
 from optpass.backend.memory.order import least_peak
-from optpass.backend.memory.outcome import plan_of
+from optpass.backend.memory.outcome import Outcome, plan_of
 from optpass.backend.memory.replay import Executor, StepReplay, replay_step
 from optpass.backend.memory.searches import SEARCHES, beneath, least_held
 from optpass.backend.memory.tail import NO_TAIL, Tail
@@ -36,7 +37,6 @@ from optpass.passes.memory.plan import Ledger, MemoryPlan
 from optpass.passes.memory.problem import Problem, reads_of_changed_inputs
 from optpass.passes.memory.schedule import FrozenState, State, Timeline
 from optpass.passes.memory.search import Search
-from optpass.reporting.model import Site
 from optpass.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -68,6 +68,8 @@ class Budget:
         follow: bytes that are needed on top of what it holds while other graphs of the step run.
         state: a state of the search that was chosen for the step as a whole; with the number of operations.
         settled: it is for a step that was seen.
+        lenient: where nothing fits, the plan beside which most is left is taken: the step is under way, and the next
+            one is planned anew.
         where: what set the budget, for messages.
         notes: what was assumed.
     """
@@ -82,22 +84,9 @@ class Budget:
     follow: int = 0
     state: tuple[int, FrozenState] | None = None
     settled: bool = False
+    lenient: bool = False
     where: str = ""
     notes: tuple[str, ...] = ()
-
-
-@dataclass
-class Outcome:
-    """What the partitioner decided for one graph, for the report; `filed` is where that says it, `keep` keeps it for
-    processes whose caches answer; `together`: once its step was seen, it was planned with others."""
-
-    plan: MemoryPlan | None = None
-    replayed: StepReplay | None = None
-    replays: int = 0
-    filed: Site | None = None
-    notes: list[str] = field(default_factory=list)
-    keep: Callable[[], None] = lambda: None
-    together: bool = False
 
 
 class BudgetPartitioner:
@@ -189,7 +178,8 @@ class BudgetPartitioner:
         """The fastest plan found whose replay fits `room`; None for the default one."""
         generated = self.executor == "inductor"
         base: StepReplay | None = None
-        if not generated or search.unconstrained * GENERATED_AT_LEAST <= room:  # else lowering it is in vain
+        likely = not generated or search.unconstrained * GENERATED_AT_LEAST <= room  # else lowering it is in vain
+        if likely and not self.budget.lenient:
             base = self._replayed_default(joint, default, kwargs)
             follow = FOLLOW * sum(base.saved_bytes.values()) if self.budget.shared else 0
             if self._needed(base) + follow <= room:
@@ -208,7 +198,7 @@ class BudgetPartitioner:
         offered = self._offered(search, lambda timeline: carry_out(timeline, settings[0]), room)
         found = chooser.better(offered) if offered is not None and not self.budget.shared else offered
         found = found or chooser.best() or chooser.smallest()
-        if found.peak > room and found.peak - self.relief() <= room:
+        if found.peak > room and (self.budget.lenient or found.peak - self.relief() <= room):
             self.outcome.notes.append("over the budget in the first step: earlier graphs hold less from the next on")
         elif found.peak > room:
             least = found.peak
@@ -219,7 +209,7 @@ class BudgetPartitioner:
                 floor = self.budget.statics.total + ENGINE_BYTES + least
                 raise self._infeasible(search, found.timeline, found.replay, floor)
             return None
-        if self.budget.at_optimizer > self.budget.bytes:
+        if self.budget.at_optimizer > self.budget.bytes and not self.budget.lenient:
             raise self._infeasible(search, found.timeline, found.replay, self.budget.at_optimizer)
         above = chooser.unused(found)
         if above is not None and not self.budget.shared:
@@ -241,7 +231,9 @@ class BudgetPartitioner:
         where nobody knows yet what follows, the one that holds least."""
         if self.budget.shared:
             trial = carry_out(least_held(search))
-            return trial if trial.peak <= room else None
+            if trial.peak > room and self.budget.lenient:
+                trial = carry_out(light(search))
+            return trial if trial.peak <= room or self.budget.lenient else None
         if self.budget.state is None or self.budget.state[0] != len(search.problem.operations):
             return None
         trial = carry_out(search.schedule.run(State.thawed(self.budget.state[1])))

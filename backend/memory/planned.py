@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,6 +20,14 @@ from optpass.backend.memory.partition import BudgetPartitioner
 from optpass.backend.memory.step import StepTensors, has_gradients
 from optpass.backend.memory.together import STEPS
 from optpass.options import Options
+from optpass.reporting import store
+
+BESIDE_ITSELF = "planned to hold least, since runs of the same graph wait for their backward and more may follow"
+FIRST_STEP = (
+    "memory budget: a graph runs again before its backward, and such runs do not fit together; those that "
+    "follow hold less, and the first step may need more than the budget"
+)
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,7 @@ class Case:
         before: whose place the new plan takes.
         like: another plan of the graph, behind which a loss was seen that is this one's too.
         shapes: of what it is called with, where `like` was seen at other sizes.
+        crowded: as in `Expected`.
     """
 
     gradients: bool
@@ -40,10 +50,12 @@ class Case:
     before: Leaf | None = None
     like: Leaf | None = None
     shapes: Shapes | None = None
+    crowded: bool = False
 
     def expected(self) -> Expected:
         """What is known of what will be around the graph."""
-        return Expected.of(self.like, self.shapes)
+        found = Expected.of(self.like, self.shapes)
+        return replace(found, notes=(*found.notes, BESIDE_ITSELF), crowded=self.crowded) if self.crowded else found
 
 
 class Planned:
@@ -103,11 +115,30 @@ class Planned:
         gradients = any(args[i].grad is not None for i in self._trained)
         larger = self._growth is not None and self._outgrows(self._growth.at(args), args)
         mine = gradients == self._case.gradients and not larger
-        if mine and compiled is not None and self._leaf.share is None:
+        if mine and compiled is not None and self._leaf.share is None and not self._is_crowded():
             result = compiled(*args)
             STEPS.leave(self._leaf, args, result)
             return result
         return self._other(gradients, larger, mine, args)(*args)
+
+    def _is_crowded(self) -> bool:
+        """Whether the first step calls the graph again before its backward, and one more run of the same plan does not
+        fit beside those that wait; of several that wait, as many more: a loop is likely to go on."""
+        leaf, budget = self._leaf, self._leaf.partitioner.budget
+        if leaf.seen or leaf.situations or self._case.crowded:
+            return False
+        waiting = sum(other.origin is leaf.origin for other in STEPS.waiting())
+        if not waiting:
+            return False
+        outcome = leaf.partitioner.outcome
+        if outcome.replayed is not None:
+            peak = budget.statics.total + outcome.replayed.peak_bytes
+        elif outcome.plan is not None:
+            peak = outcome.plan.predicted_peak_bytes
+        else:
+            return False
+        others = STEPS.held()[0] - budget.statics.activations
+        return peak + others + (waiting - 1) * leaf.held > budget.bytes
 
     def _outgrows(self, growth: float, args: Sequence[Any]) -> bool:
         """Whether the plan may not fit where tensors are so many times as large as it was made for, or where the loss
@@ -136,6 +167,14 @@ class Planned:
                 leaf = self._leaf if mine else None
                 share = self._leaf.share if mine else None
                 shapes = shapes_of(args, self._leaf.parameters) if larger else None
-                case = Case(gradients, share, self._case.origin, leaf, self._leaf.latest(), shapes)
+                crowded = mine and share is None
+                if crowded:
+                    _warn_of_first_step()
+                case = Case(gradients, share, self._case.origin, leaf, self._leaf.latest(), shapes, crowded)
                 self._others[gradients, larger] = self._again(case=case)
             return self._others[gradients, larger]
+
+
+def _warn_of_first_step() -> None:
+    log.warning("%s", FIRST_STEP)
+    store.current().warn(FIRST_STEP)

@@ -24,6 +24,7 @@ class Run:
         shapes: of its arguments, parameters aside.
         gradients: storages of those that were there in its forward, and their bytes.
         looked_at: what is beside it in its backward is to be noted.
+        gone_before: bytes of outputs of the runs before it that callers had let go of when it began.
     """
 
     leaf: Leaf
@@ -35,12 +36,17 @@ class Run:
     parameters: list[weakref.ref[torch.Tensor]]
     shapes: Shapes = ()
     looked_at: bool = True
+    gone_before: int = 0
     gradients: list[tuple[Any, int]] = field(default_factory=list)
     done: bool = False
 
     def gone(self) -> int:
         """Bytes of gradients that were there in its forward and have been released since (`zero_grad`)."""
         return sum(size for storage, size in self.gradients if storage() is None)
+
+    def released_outputs(self) -> int:
+        """Bytes of its outputs that are not there any more."""
+        return max(0, self.leaf.outputs - sum(self.outputs.alive().values()))
 
     def is_over(self) -> bool:
         """Its backward has run, or nobody can ask for it any more."""

@@ -47,6 +47,7 @@ class Steps:
         self._live: list[Run] = []
         self._chains: deque[Chain] = deque(maxlen=REMEMBERED)
         self._after_backward = True
+        self._gone = 0
         self._lent = Stores()
         self._known: dict[int, Held] = {}
         self._watch = Watch(Stores())
@@ -96,6 +97,7 @@ class Steps:
         """A graph is called."""
         with self._lock:
             self._sweep()
+            self._gone = sum(run.released_outputs() for run in self._live)
             if self._live and not self._after_backward:
                 return
             self._after_backward = False
@@ -151,7 +153,7 @@ class Steps:
             run = Run(
                 leaf, weakref.ref(node), own.largest(), given, made, Stores(saved),
                 [weakref.ref(p) for p in parameters], shapes_of(args, leaf.parameters) if looked_at else (),
-                looked_at or own.largest() is None,
+                looked_at or own.largest() is None, self._gone,
             )  # fmt: skip
             if run.looked_at:
                 trained = {id(p): p for p in (*parameters, *parameters_of(self._known_leaves()))}.values()
@@ -239,7 +241,8 @@ class Steps:
 
     def _look(self, run: Run, running: autograd.RunningBackward | None) -> None:
         """Note what is beside a run whose backward is about to begin."""
-        leaf, before, loss, made = run.leaf, run.leaf.loss, EagerLoss(), 0
+        leaf = run.leaf.latest()
+        before, loss, made = leaf.loss, EagerLoss(), 0
         waiting, saved = (0, []) if running is None else pending(running.roots, run.node())
         if running is not None:
             loss, made = loss_behind(run, running, saved, self._live, self._watch, self._known)
@@ -250,7 +253,11 @@ class Steps:
         there, since = gradients + other - made, loss.kept_bytes - gone
         situation = leaf.situations.setdefault(self._others(run), Beside())
         behind = there + since + loss.backward_bytes if loss.backward_bytes else 0
-        news = situation.widen(gradients, other + waiting, since, there + loss.forward_bytes, behind)
+        # Outputs that had gone before its forward are not there in it, and what is gone behind the loss is less.
+        early = min(run.gone_before, other, gone)
+        news = situation.widen(
+            gradients, other - early + waiting, since + early, there - early + loss.forward_bytes, behind
+        )
         if loss.backward_bytes < before.backward_bytes and leaf.seen_at:
             loss = replace(loss, timeline=before.timeline)
         else:

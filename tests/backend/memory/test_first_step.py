@@ -80,3 +80,48 @@ def test_what_a_regression_may_need_refuses_no_other_loss():
     budget = int(most["floor_bytes"]) - ROWS * WIDTH * 4 // 2
     peak, figures = first_step(model, inputs, lambda out: out.mean(), [], budget)
     assert peak <= budget and figures["predicted_peak_bytes"] <= budget
+
+
+def test_a_graph_that_is_called_again_before_its_backward_holds_less():
+    """Ten runs of one graph in the first step: the first ones hold what the plan of one run does, the others little."""
+    inputs, target = torch.randn(256, WIDTH), torch.randn(256, WIDTH)
+
+    def first(budget):
+        torch._dynamo.reset()
+        optpass.reset_report()
+        STEPS.forget()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(WIDTH, 128), nn.GELU(), nn.Linear(128, 128), nn.GELU(), nn.Linear(128, WIDTH))
+        options = {"inner": "aot_eager", "optimizer": "none", "memory_budget": budget, "strict": True}
+        call = torch.compile(model, backend="optpass", options=options)
+
+        def step():
+            state = inputs
+            for _ in range(10):
+                state = state + call(state)
+            F.mse_loss(state, target).backward()
+
+        peaks, gradients = [], []
+        for _ in range(2):
+            peaks.append(storage_bytes([*model.parameters(), inputs, target]) + measure_peak(step).bytes_above_start)
+            gradients.append([p.grad for p in model.parameters()])
+            model.zero_grad()
+        return peaks, gradients
+
+    (_, top), (reference, _) = first(10**10)
+    predicted = max(site.cost["predicted_peak_bytes"] for site in _sites() if site.kind == "memory budget")
+    # Outputs of earlier runs are gone before the last one begins; a gradient that two runs share is counted twice.
+    assert 0 <= predicted - top <= 256 * WIDTH * 4 + 128
+    budget = int(0.6 * top)
+    first(budget)  # what compiling measures is kept, and is no part of the step
+    peaks, gradients = first(budget)
+    assert peaks[0] <= 1.05 * budget  # as it was planned for one run: 1.67
+    assert peaks[1] <= budget
+    for one in gradients:
+        assert all(torch.equal(a, b) for a, b in zip(reference, one, strict=True))
+    assert any("planned to hold least" in site.reason for site in _sites())
+
+
+def _sites():
+    report = optpass.report()
+    return [site for site in (*report.sites(), *report.declined()) if site.kind.startswith("memory budget")]
