@@ -1,93 +1,254 @@
-"""Gradients of rows whose scores are lost beside the numbers that are added to them.
+"""Rows that a kernel would compute otherwise than the user's program: computed as that program does, and nothing else.
 
-`torch.ops.optpass.flow_of_lost_rows`: where every key of a query carries a number like -1e9, the softmax reads those
-numbers alone, and yet a gradient flows to queries and keys, through the weights that the numbers leave. A kernel that
-is given zeros for such a query has the right result and no such gradient; this operator adds nothing to the result
-and passes the gradient. Rows of that kind are rare: unless there are some, its backward reads one flag per row.
+`torch.ops.optpass.lost_rows`: where every key of a query carries a number like -1e9, its scores are rounded off beside
+it, to steps of 64 or to nothing, and no kernel rounds as the program does. This operator computes such rows alone, with
+the program's own steps in their dtypes, forward and backward; zeros elsewhere. Rows of that kind are rare: where there
+are none it reads one flag per row.
 
-Which rows they are, and what their weights are, `rows` says; nothing is decided here.
+Which rows they are, and what the steps are, `rows` says; nothing is decided here.
 """
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 _LIBRARY: Any = torch.library.Library("optpass", "FRAGMENT")  # type: ignore[no-untyped-call, unused-ignore]
-#: The backward asks whether there are such rows, which no captured CUDA graph could.
+#: It asks whether there are such rows, which no captured CUDA graph could.
 _TAGS = tuple(
     tag
     for name in ("flexible_layout", "pt2_compliant_tag", "cudagraph_unsafe")
     if (tag := getattr(torch.Tag, name, None)) is not None
 )
 _OPERANDS = (
-    "Tensor query, Tensor key, Tensor value, Tensor mask, Tensor lost, Tensor? seen=None, float scale=1.0, "
-    "float softcap=0.0"
+    "Tensor query, Tensor key, Tensor value, Tensor rows, Tensor[] terms, str steps, Tensor? mask, Tensor? seed, "
+    "float scale, float dropout"
 )
-_LIBRARY.define(f"flow_of_lost_rows({_OPERANDS}) -> Tensor", tags=_TAGS)
-_LIBRARY.define(f"flow_of_lost_rows_backward(Tensor grad, {_OPERANDS}) -> (Tensor, Tensor)", tags=_TAGS)
+_LIBRARY.define(f"lost_rows({_OPERANDS}) -> Tensor", tags=_TAGS)
+_LIBRARY.define(f"lost_rows_backward(Tensor grad, {_OPERANDS}) -> (Tensor, Tensor, Tensor, Tensor)", tags=_TAGS)
+#: Scores that are held at once.
+_AT_ONCE = 1 << 22
+
+
+@functools.cache
+def _parsed(steps: str) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(step.split()) for step in steps.split(";") if step)
+
+
+@dataclass
+class _Rows:
+    """Some rows of one entry of the batch, of all heads or of one; scores in a dtype as wide as float32."""
+
+    batch: int
+    heads: slice
+    at: Tensor  #: their places
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    terms: list[Tensor]
+    steps: tuple[tuple[str, ...], ...]
+
+    def scores(self, scale: float) -> tuple[Tensor, list[Tensor | float]]:
+        """What the softmax reads, and what the gradient is multiplied by on its way back to the product, in order."""
+        score, terms = self._product(scale), iter(self.terms)
+        passed: list[Tensor | float] = []
+        for name, *words in self.steps:
+            if name == "round":
+                score = self._rounded(score, words[0])
+            elif name == "times":
+                passed.append(float(words[0]))
+                score = score * float(words[0])
+            elif name == "cap":
+                score = torch.tanh(score)
+                passed.append(1.0 - score.square())
+            elif name == "add":
+                score = score + next(terms).to(score.dtype) * float(words[0])
+            elif name == "fill":
+                keep = next(terms)
+                passed.append(keep)
+                score = score.where(keep, float(words[0]))
+            elif name == "floor":
+                number, tie = map(float, words)
+                passed.append((score > number) + (score == number) * tie)
+                score = score.clamp(min=number)
+        return score, passed
+
+    def _product(self, scale: float) -> Tensor:
+        query, key = self.query, self.key
+        for name, *words in self.steps:
+            if name == "query":
+                query = self._rounded(query * float(words[0]), words[1])
+            elif name == "key":
+                key = self._rounded(key * float(words[0]), words[1])
+        return query @ key.mT * scale
+
+    def factor(self) -> float:
+        """What queries and keys are multiplied by before their product."""
+        return math.prod(float(words[0]) for name, *words in self.steps if name in ("query", "key"))
+
+    def _rounded(self, score: Tensor, dtype: str) -> Tensor:
+        return score.to(getattr(torch, dtype)).to(self.query.dtype)
+
+    def weights(self, score: Tensor, dropout: float, generator: torch.Generator | None) -> tuple[Tensor, Tensor | None]:
+        """The softmax, and what its weights are multiplied by."""
+        dtype = next((words[0] for name, *words in self.steps if name == "logarithm"), None)
+        if dtype is not None:
+            total = self._rounded(score.logsumexp(-1, keepdim=True), dtype)
+            weights = self._rounded(torch.exp(self._rounded(score - total, dtype)), dtype)
+        else:
+            weights = score.softmax(-1)
+        factor = None
+        if dropout:
+            drawn = torch.rand(score.shape, generator=generator, device=score.device)
+            factor = (drawn >= dropout).to(score.dtype) / (1.0 - dropout)
+        return weights, factor
+
+    def hidden(self) -> Tensor | None:
+        """Keys whose weights are set to zero after the softmax."""
+        name, *words = self.steps[-1]
+        return ~self.terms[int(words[0])] if name == "hide" else None
+
+
+def _chosen(
+    query: Tensor, key: Tensor, value: Tensor, rows: Tensor, terms: list[Tensor], steps: str
+) -> Iterator[_Rows]:
+    """The rows that are asked for, as many at once as keep the scores small."""
+    if not bool(rows.any()):
+        return
+    batch, _, queries, _ = query.shape
+    wide = torch.promote_types(query.dtype, torch.float32)
+    rows = rows.expand(batch, rows.shape[1], queries, 1)[..., 0]
+    kv_of = _shared(query, key)
+    for b, h in rows.any(-1).nonzero().tolist():
+        taken = slice(None) if rows.shape[1] == 1 else slice(h, h + 1)
+        places = rows[b, h].nonzero()[:, 0]
+        k, v = (t[b, kv_of[taken]].to(wide) for t in (key, value))
+        for at in torch.split(places, max(1, _AT_ONCE // (k.shape[0] * k.shape[1]))):
+            own = [_part(t, b, taken, at) for t in terms]
+            yield _Rows(b, taken, at, query[b, taken][:, at].to(wide), k, v, own, _parsed(steps))
+
+
+def _shared(query: Tensor, key: Tensor) -> Tensor:
+    """Which head of keys and values each head of queries has."""
+    return torch.arange(query.shape[1], device=query.device) // (query.shape[1] // key.shape[1])
+
+
+def _part(term: Tensor, batch: int, heads: slice, at: Tensor) -> Tensor:
+    """Of what broadcasts to the scores."""
+    part = term[batch if term.shape[0] > 1 else 0]
+    part = part[heads] if part.shape[0] > 1 else part
+    return part[:, at] if part.shape[1] > 1 else part
+
+
+def _add_to(total: Tensor, rows: _Rows, part: Tensor) -> None:
+    """The other way round: what broadcast is summed."""
+    into = total[rows.batch if total.shape[0] > 1 else 0]
+    into = into[rows.heads] if into.shape[0] > 1 else into
+    dims = [d for d, size in ((0, into.shape[0]), (1, into.shape[1]), (2, into.shape[2])) if size == 1]
+    part = part.sum(dims, keepdim=True) if dims else part
+    if into.shape[1] > 1:
+        into[:, rows.at] += part
+    else:
+        into += part
+
+
+def _generator(seed: Tensor | None, device: torch.device) -> torch.Generator | None:
+    return None if seed is None else torch.Generator(device).manual_seed(int(seed))
 
 
 def _forward(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, lost: Tensor, seen: Tensor | None = None,
-    scale: float = 1.0, softcap: float = 0.0,
+    query: Tensor, key: Tensor, value: Tensor, rows: Tensor, terms: list[Tensor], steps: str,
+    mask: Tensor | None, seed: Tensor | None, scale: float, dropout: float,
 ) -> Tensor:  # fmt: skip
-    return value.new_zeros((*query.shape[:3], value.shape[3]))
+    out = value.new_zeros((*query.shape[:3], value.shape[3]))
+    generator = _generator(seed, query.device)
+    for some in _chosen(query, key, value, rows, terms, steps):
+        weights, factor = some.weights(some.scores(scale)[0], dropout, generator)
+        weights = weights if factor is None else weights * factor
+        hidden = some.hidden()
+        weights = weights if hidden is None else weights.masked_fill(hidden, 0.0)
+        out[some.batch, some.heads, some.at] = (weights @ some.value).to(out.dtype)
+    return out
 
 
 def _backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, lost: Tensor, seen: Tensor | None = None,
-    scale: float = 1.0, softcap: float = 0.0,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    to_query, to_key = torch.zeros_like(query), torch.zeros_like(key)
-    if not bool(lost.any()):
-        return to_query, to_key
-    batch, heads, rows, _ = query.shape
-    keys, groups = key.shape[2], heads // key.shape[1]
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, terms: list[Tensor], steps: str,
+    mask: Tensor | None, seed: Tensor | None, scale: float, dropout: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     wide = torch.promote_types(query.dtype, torch.float32)
-    every = lost.expand(batch, heads, rows, 1)[..., 0]
-    mask = mask.expand(batch, heads, rows, keys)
-    seen = None if seen is None else seen.expand(batch, heads, rows, keys)
-    for b, h in every.any(-1).nonzero().tolist():
-        at = every[b, h].nonzero()[:, 0]
-        k, v = key[b, h // groups].to(wide), value[b, h // groups].to(wide)
-        weights = mask[b, h, at].to(wide).softmax(-1)
-        passed = grad[b, h, at].to(wide) @ v.mT
-        passed = (passed - (weights * passed).sum(-1, keepdim=True)) * weights * scale
-        if seen is not None:
-            passed = passed.where(seen[b, h, at], 0.0)
-        if softcap:
-            passed = passed * (1.0 - torch.tanh(query[b, h, at].to(wide) @ k.mT * scale).square()) * softcap
-        to_query[b, h, at] = (passed @ k).to(query.dtype)
-        to_key[b, h // groups] += (passed.mT @ query[b, h, at].to(wide)).to(key.dtype)
-    return to_query, to_key
+    to_query, to_mask = torch.zeros_like(query), query.new_zeros(() if mask is None else mask.shape, dtype=wide)
+    to_key, to_value = (torch.zeros_like(t, dtype=wide) for t in (key, value))
+    generator, kv_of = _generator(seed, query.device), _shared(query, key)
+    for some in _chosen(query, key, value, rows, terms, steps):
+        score, passed = some.scores(scale)
+        weights, factor = some.weights(score, dropout, generator)
+        hidden, asked = some.hidden(), grad[some.batch, some.heads][:, some.at].to(wide)
+        flow, used = asked @ some.value.mT, weights
+        if factor is not None:
+            flow, used = flow * factor, used * factor
+        if hidden is not None:
+            flow, used = flow.masked_fill(hidden, 0.0), used.masked_fill(hidden, 0.0)
+        flow = (flow - (weights * flow).sum(-1, keepdim=True)) * weights
+        if mask is not None:
+            _add_to(to_mask, some, flow)  # of the sum, before anything that was replaced in it
+        flow = _passed(flow, passed) * (scale * some.factor())
+        to_query[some.batch, some.heads, some.at] = (flow @ some.key).to(query.dtype)
+        for total, part in ((to_key, flow.mT @ some.query), (to_value, used.mT @ asked)):
+            total[some.batch].index_add_(0, kv_of[some.heads], part)
+    return to_query, to_key.to(key.dtype), to_value.to(value.dtype), to_mask if mask is None else to_mask.to(mask.dtype)
 
 
-def _fake_backward(grad: Tensor, query: Tensor, key: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(query), torch.empty_like(key)
+def _passed(flow: Tensor, passed: list[Tensor | float]) -> Tensor:
+    """What was replaced stops even NaN."""
+    for by in reversed(passed):
+        flow = (flow.where(by != 0, 0.0) if isinstance(by, Tensor) else flow) * by
+    return flow
+
+
+def _fake_forward(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
+    return value.new_empty((*query.shape[:3], value.shape[3]))
+
+
+def _fake_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, terms: list[Tensor], steps: str,
+    mask: Tensor | None, *_: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    to_mask = query.new_empty(()) if mask is None else torch.empty_like(mask)
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), to_mask
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, scale, softcap = inputs
-    ctx.options = scale, softcap
-    ctx.save_for_backward(*tensors)
+    query, key, value, rows, terms, steps, mask, seed, *rest = inputs
+    ctx.options = steps, len(terms), rest
+    ctx.save_for_backward(query, key, value, rows, mask, seed, *terms)
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    to_query, to_key = torch.ops.optpass.flow_of_lost_rows_backward(grad, *ctx.saved_tensors, *ctx.options)
-    return to_query, to_key, None, None, None, None, None, None
+    steps, count, rest = ctx.options
+    query, key, value, rows, mask, seed, *terms = ctx.saved_tensors
+    found = torch.ops.optpass.lost_rows_backward(grad, query, key, value, rows, terms, steps, mask, seed, *rest)
+    to_query, to_key, to_value, to_mask = found
+    return to_query, to_key, to_value, None, [None] * count, None, None if mask is None else to_mask, None, None, None
 
 
-_LIBRARY.impl("flow_of_lost_rows", _forward, "CompositeExplicitAutograd")
-_LIBRARY.impl("flow_of_lost_rows_backward", _backward, "CompositeExplicitAutograd")
-torch.library.register_fake("optpass::flow_of_lost_rows", _forward, lib=_LIBRARY)
-torch.library.register_fake("optpass::flow_of_lost_rows_backward", _fake_backward, lib=_LIBRARY)
-torch.library.register_autograd("optpass::flow_of_lost_rows", _gradients, setup_context=_keep, lib=_LIBRARY)
+_LIBRARY.impl("lost_rows", _forward, "CompositeExplicitAutograd")
+_LIBRARY.impl("lost_rows_backward", _backward, "CompositeExplicitAutograd")
+torch.library.register_fake("optpass::lost_rows", _fake_forward, lib=_LIBRARY)
+torch.library.register_fake("optpass::lost_rows_backward", _fake_backward, lib=_LIBRARY)
+torch.library.register_autograd("optpass::lost_rows", _gradients, setup_context=_keep, lib=_LIBRARY)
 
-#: `(query, key, value, mask, lost, seen=None, scale=1.0, softcap=0.0) -> zeros of the result's shape`. query: [batch,
-#: heads, queries, depth]; key and value: [batch, kv_heads, keys, ...]; mask: broadcasts to the scores, what the softmax
-#: of a lost row reads; lost: [.., .., queries or 1, 1] bool; seen: broadcasts to the scores, False where a score was
-#: replaced, which passes no gradient; softcap: unless 0, scores are softcap · tanh(q kᵀ · scale).
-OPERATOR: Any = torch.ops.optpass.flow_of_lost_rows.default
+#: `(query, key, value, rows, terms, steps, mask, seed, scale, dropout) -> result`, zeros where `rows` is not set.
+#: query: [batch, heads, queries, depth]; key, value: [batch, kv_heads, keys, ...]; rows: [.., .., queries or 1, 1].
+#: terms: broadcast to the scores, one for each of the `steps` that takes one. These are separated by ';':
+#: `query X DTYPE` and `key X DTYPE` (multiplied and rounded before the product), `round DTYPE`, `times X`, `cap 1` (the
+#: tanh), `add X` (X times the next term), `fill X` (where the next term is False), `floor X TIE` (TIE: the share of the
+#: gradient where a score is X), `logarithm DTYPE` (the softmax is `exp(x - logsumexp(x))`), at the end `hide N`
+#: (weights become zero where term N is False).
+#: mask: what the gradient of all that is added goes to, or None. seed: [1] int64, of the dropout, or None.
+OPERATOR: Any = torch.ops.optpass.lost_rows.default

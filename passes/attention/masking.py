@@ -18,7 +18,7 @@ from optpass.passes.attention.ir import Value, same
 from optpass.passes.attention.masks import MaskFacts, Prover
 from optpass.passes.attention.operands import Constant
 from optpass.passes.attention.problem import MaskKind
-from optpass.passes.attention.scores import NO_KEY
+from optpass.passes.attention.scores import MINUS_INFINITY, NO_KEY
 from optpass.passes.attention.site import Bias, Blocked, Fill, Operand, Site
 from optpass.passes.attention.terms import ABSORBS, Term, of_products
 
@@ -39,15 +39,16 @@ class MaskPlan:
             (scores are replaced: uniform weights, no gradient to the scores), 'nan' (replaced by minus infinity: NaN),
             'large' (there are none, but all keys of a row may carry a number beside which kernels lose precision in the
             backward), 'zero' (weights are set to zero: what kernels do by themselves beside minus infinity),
-            'zero or NaN' (so too, but NaN where minus infinity is added to all other keys of the row).
+            'zero or NaN' (so too, but NaN where minus infinity is added to all other keys of the row), 'exact'
+            (computed apart, with the steps of the user's program: what it rounds off depends on the scores).
         finite: the mask operand has a finite number in every row.
         facts: what was proved of the masks that are left, for the words.
         proofs: all that was proved, for the guards.
         row_free: operands that are proved to be the same for all queries: one row of them is enough.
         passes: in rows 'added', the share of a score's gradient that flows on; less than 1 at a floor.
         uneven: in rows 'added', keys of one row are known to carry different numbers.
-        flows: in rows 'zero', scores may be lost beside what is added to them, and a gradient flows all the same.
-        lowest: in rows 'added', scores are replaced by minus infinity too, and a row may be nothing else.
+        near: of the numbers that replace masked scores the largest, where a score can be as low; None where none can.
+        cancels: of what is added one may make up for another, beside which the scores were lost or replaced.
     """
 
     kind: MaskKind
@@ -60,8 +61,8 @@ class MaskPlan:
     row_free: frozenset[Operand] = frozenset()
     passes: float = 1.0
     uneven: bool = False
-    lowest: bool = False
-    flows: bool = False
+    near: float | None = None
+    cancels: bool = False
 
 
 def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, training: bool) -> MaskPlan:
@@ -82,11 +83,11 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
         raise Blocked("plus infinity is added to scores", site.output)
     if not facts:
         return MaskPlan("none", proofs=proofs)
-    hiding = [t for t in terms if t.hides]
+    hiding = [t for t in terms if t.hides or t.rounds_off(scores.added_in)]
     together = _together(site, frame, prover, [f for f, _ in fills], hiding)
-    if len(hiding) == len(terms) and together.kind == "causal" and not site.zeroed:
+    if all(t.hides for t in terms) and together.kind == "causal" and not site.zeroed:
         return MaskPlan("causal", facts=facts, proofs=proofs)
-    never = together.row_never_empty and all(t.hides or t.bounded(no_key(site)) for t in terms)
+    never = together.row_never_empty and all(t in hiding or t.spares(scores.added_in) for t in terms)
     if site.alone and exact_rows and not never:
         raise Blocked(
             f"rows without a single key come out in a way of their own by this softmax{_ALLOWED}", site.softmax
@@ -95,13 +96,16 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
     row_free = frozenset(o for o, p in proved if p.kind == "padding" and "q" in _asked(o, frame, True)[1])
     if any(abs(v) > scores.largest for t in terms for v in t.extremes if math.isfinite(v)):
         raise Blocked("masked scores are cast to a dtype where they become infinite", site.output)
-    if exact_rows and site.sink is None and any(t.vague(scores.added_in, no_key(site)) for t in terms):
-        raise Blocked(f"rows without a single key would keep less of their scores{_ALLOWED}", site.output)
+    if exact_rows and site.sink is None and any(t.coarse(scores.added_in, no_key(site)) for t in terms):
+        raise Blocked("a number is added beside which the scores that stay are rounded off", site.output)
     limit = min(_SMALL, -no_key(site))
-    settled = together.row_never_empty and all(t.hides or t.small(limit) for t in terms)
+    settled = together.row_never_empty and all(t in hiding or t.small(limit) for t in terms)
     empty = "never"
     large = [t for t in terms if not t.small(limit)]
-    if site.zeroed and fills:
+    near = _near(site, fills)
+    if near is not None:
+        empty = "exact"
+    elif site.zeroed and fills:
         empty = _zeroed(site, fills, large, prover.constant, training)
     elif site.numbers and exact_rows and not never and _nan_is_zero(site, fills, terms, large, training):
         empty = "zero"
@@ -117,20 +121,35 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
     elif exact_rows and site.sink_behind:
         _check_behind(fills, terms)
     passes = _at_the_floor(site, terms) if training and empty == "added" and scores.floor else 1.0
-    if empty in ("uniform", "added") and _loses_rows(site):
-        raise Blocked(
-            f"rows without a single key are not normalised by this spelling of softmax{_ALLOWED}", site.softmax
-        )
+    if empty in ("uniform", "added", "exact"):
+        if _divides(site):
+            raise Blocked(
+                f"rows without a single key are not normalised by this spelling of softmax{_ALLOWED}", site.softmax
+            )
+        empty = "exact" if by_logarithm(site) else empty
     finite = all(t.facts.finite and abs(t.bias.coefficient) <= 1 and not t.bias.factors for t in terms)
     finite = finite and all(math.isfinite(f.fill) for f, _ in fills)
     several = sum(t.huge for t in terms) + any(math.isfinite(f.fill) for f, _ in fills) > 1
-    lowest = any(f.fill == -math.inf or f.late for f, _ in fills)  # what is added later may make it that
-    lowest = lowest and not (together.row_never_empty and all(t.facts.finite for t in terms))
     kind: MaskKind = "bool" if empty in ("never", "zero") and not terms else "float"
     return MaskPlan(
         kind, [f for f, _ in fills], [t.bias for t in terms], empty, finite and not several, facts, proofs, row_free,
-        passes, _uneven(site, terms), lowest, empty == "zero" and training and bool(large),
+        passes, _uneven(site, terms), near, _cancels(site, fills, terms),
     )  # fmt: skip
+
+
+def _near(site: Site, fills: list[tuple[Fill, MaskFacts]]) -> float | None:
+    """See `MaskPlan.near`."""
+    near = [f.fill for f, _ in fills if f.fill > max(MINUS_INFINITY, torch.finfo(site.softmax.dtype).min)]
+    if near and (site.sink is not None or site.zeroed or site.numbers or site.scores.floor):
+        reason = f"masked scores become {near[0]:g}, which a score can be as low as: it is not -inf"
+        raise Blocked(reason, site.output)
+    return max(near, default=None)
+
+
+def _cancels(site: Site, fills: list[tuple[Fill, MaskFacts]], terms: list[Term]) -> bool:
+    """See `MaskPlan.cancels`."""
+    raising = any(max(t.extremes, default=t.size) > 0 and not t.spares(site.scores.added_in) for t in terms)
+    return raising and len(fills) + len(terms) > 1
 
 
 def _check_behind(fills: list[tuple[Fill, MaskFacts]], terms: list[Term]) -> None:
@@ -151,12 +170,14 @@ def _at_the_floor(site: Site, terms: list[Term]) -> float:
     raise Blocked(f"rows without a single key would pass other gradients{_ALLOWED}", site.output)
 
 
-def _loses_rows(site: Site) -> bool:
-    """`exp(x - logsumexp(x))`, and `exp(x) / sum` without the maximum taken off: large numbers are lost on both."""
-    spelled = site.softmax.name
-    if spelled in ("div", "mul"):
-        return not site.scores.shifted
-    return spelled == "exp" and site.softmax.args[0].name == "sub"
+def _divides(site: Site) -> bool:
+    """`exp(x) / sum` without the maximum taken off: rows of large numbers are 0 / 0."""
+    return site.softmax.name in ("div", "mul") and not site.scores.shifted
+
+
+def by_logarithm(site: Site) -> bool:
+    """`exp(x - logsumexp(x))`: beside large numbers the logarithm of what is added up is rounded off."""
+    return site.softmax.name == "exp" and site.softmax.args[0].name == "sub"
 
 
 def _together(site: Site, frame: Frame, prover: Prover, fills: list[Fill], hiding: list[Term]) -> MaskFacts:
@@ -182,7 +203,7 @@ def _zeroed(
     ((fill, _),) = fills
     absorbs = fill.fill < ABSORBS
     if all((absorbs and of_products(t.bias.operand.value, constant)) or t.size < -fill.fill / 2 for t in large):
-        return "zero"
+        return "exact" if training and large else "zero"
     if fill.fill == -math.inf and not training and not site.dropout:
         return "zero or NaN"
     raise Blocked("weights are set to zero after the softmax, and what is added may be a mask", site.output)
@@ -219,13 +240,14 @@ def _empty_rows(
     site: Site, fills: list[tuple[Fill, MaskFacts]], terms: list[Term], training: bool, limit: float
 ) -> str:
     """See `MaskPlan.empty_rows`."""
-    other_gradients = Blocked(f"rows without a single key would pass other gradients{_ALLOWED}", site.output)
-    narrow = any(dtype not in (torch.float32, torch.float64) for dtype in site.scores.added_in)
-    if training and _uneven(site, terms) and (narrow or site.scores.floor):  # sums are rounded off as the user's are
-        raise other_gradients
     if training and any(t.masked and t.bias.factors for t in terms):
         # A mask that a tensor scales: what flows to the tensor is rounded off as the user's sums are.
-        raise other_gradients
+        raise Blocked(f"rows without a single key would pass other gradients{_ALLOWED}", site.output)
+    if terms and not all(t.settled(site.scores.added_in) for t in terms):
+        return "exact"
+    narrow = any(dtype not in (torch.float32, torch.float64) for dtype in site.scores.added_in)
+    if training and _uneven(site, terms) and (narrow or site.scores.floor):  # sums are rounded off as the user's are
+        return "exact"
     if not fills:
         return "added"
     numbers = {f.fill for f, _ in fills}
@@ -234,11 +256,9 @@ def _empty_rows(
     # float64 loses no score beside -1e9: one that is replaced by it differs from one that it is added to.
     kept = bool(terms) and any(math.isfinite(number) and number > no_key(site) for number in numbers)
     if len(numbers) > 1 or shows or kept:
-        raise Blocked(f"rows without a single key would come out differently{_ALLOWED}", site.output)
+        return "exact"
     if terms and training and not all(t.small(limit) for t in terms):
-        if site.scores.floor:
-            raise other_gradients
-        return "added"
+        return "exact" if site.scores.floor else "added"
     if terms and not training:
         return "added"
     return "uniform" if math.isfinite(min(numbers)) else "nan"

@@ -85,7 +85,7 @@ def apply_picks(scores: Scores, picks: list[Pick]) -> None:
 
 def _bias(bias: Bias, take: Any) -> Bias:
     factors = tuple(Factor(take(f.operand), f.inverse) for f in bias.factors)
-    return Bias(take(bias.operand), bias.coefficient, factors)
+    return replace(bias, operand=take(bias.operand), factors=factors)
 
 
 def take_part(operand: Operand, pick: Pick) -> Operand:

@@ -17,9 +17,10 @@ from torch import fx
 from optpass.passes.attention import blocks, flex
 from optpass.passes.attention.axes import Axis, Dims, above, resolve
 from optpass.passes.attention.emit import Writer, tensor_of
+from optpass.passes.attention.exact import Events
 from optpass.passes.attention.plan import Plan
 from optpass.passes.attention.preference import preferring
-from optpass.passes.attention.rows import EmptyRows
+from optpass.passes.attention.rows import EmptyRows, Rows
 from optpass.passes.attention.site import Bias, Blocked, Factor, Fill, Operand
 
 Layout = tuple[tuple[Axis, ...], ...]
@@ -43,7 +44,7 @@ class Rewrite:
         `prefer` names the kernel that SDPA is to take, where it would not take it by itself.
         """
         plan = self.plan
-        query, key, value, mask, after = self._prepared()
+        query, key, value, mask, rows = self._prepared()
         scale = plan.scale
         if isinstance(scale, torch.SymFloat) and scale.node.expr.could_extract_minus_sign():
             raise Blocked("the scale is negative and made of sizes", plan.site.output)
@@ -63,12 +64,12 @@ class Rewrite:
             return self.writer.call(F.scaled_dot_product_attention, query, key, value, **arguments)
 
         if prefer is not None:
-            return self._finish(preferring(self.writer, plan.problem.device, prefer, sdpa), after)
-        return self._finish(sdpa(), after)
+            return self._finish(preferring(self.writer, plan.problem.device, prefer, sdpa), rows)
+        return self._finish(sdpa(), rows)
 
     def in_blocks(self) -> fx.Node:
         """Our own operator for CPUs, as `sdpa`; the scale is a number."""
-        query, key, value, mask, after = self._prepared()
+        query, key, value, mask, rows = self._prepared()
         causal = self.plan.mask.kind == "causal"
         scale, outer = flex.softcap(self.plan.scale, self.plan.site.scores.softcaps)
         arguments: list[Any] = [query, key, value, mask, causal, float(scale), 0.0 if outer is None else float(outer)]
@@ -76,12 +77,12 @@ class Rewrite:
             device = self.plan.site.output.tensor.device
             seed = self.writer.call(torch.randint, 0, 2**63 - 1, (1,), dtype=torch.int64, device=device)
             arguments += [self.plan.site.dropout, seed]
-        return self._finish(self.writer.call(blocks.OPERATOR, *arguments), after)
+        return self._finish(self.writer.call(blocks.OPERATOR, *arguments), rows)
 
     def flex(self, attach: Callable[[str, fx.GraphModule], fx.Node]) -> fx.Node:
         """FlexAttention, as `sdpa`; `attach` puts a graph on the owning module."""
         plan = self.plan
-        query, key, value, mask, after = self._prepared()
+        query, key, value, mask, rows = self._prepared()
         dense = plan.problem.training  # nobody compiles that for a CPU
         if plan.problem.device == "cpu" and not dense and any(_views_input(t) for t in (query, key, value)):
             raise Blocked(
@@ -97,16 +98,17 @@ class Rewrite:
             raise Blocked("all weights are dropped", plan.site.dropout_value)
         call = flex.Call(self.writer, (query, key, value), self.writer.number(scale), mod, mask, attach)
         dropout = plan.site.dropout
-        return self._finish(call.dropped(dropout) if dropout else call.node(), after)
+        return self._finish(call.dropped(dropout) if dropout else call.node(), rows)
 
-    def _prepared(self) -> tuple[fx.Node, fx.Node, fx.Node, fx.Node | None, fx.Node | None]:
-        """q, k, v, the mask operand, and what is added to the result."""
+    def _prepared(self) -> tuple[fx.Node, fx.Node, fx.Node, fx.Node | None, Rows]:
+        """q, k, v, the mask operand, and what is done to the result for rows without a key."""
         plan, scores = self.plan, self.plan.site.scores
         query = self._vectors(scores.query, [p.query for p in scores.parts], self.query_dims, plan.query_factors)
         key = self._vectors(scores.key, [p.key for p in scores.parts], self.key_dims, plan.key_factors)
         value = self._operand(plan.site.value, self.value_dims, [])
         keep = functools.partial(self._keep, plan.mask.fills)
-        rows = EmptyRows(self.writer, plan, keep).write(query, key, value, self._mask())
+        events = Events(self._events(), self._event)
+        rows = EmptyRows(self.writer, plan, keep, events).write(query, key, value, self._mask())
         query, value, mask = rows.query, rows.value, rows.mask
         sink = plan.site.sink
         if sink is not None:
@@ -114,7 +116,7 @@ class Rewrite:
         query, key, value = self._same_width(query, key, value)
         if sink is not None:
             query, key, value, mask = self._sink_key(query, key, value, mask)
-        return query, key, value, mask, rows.after
+        return query, key, value, mask, rows
 
     # ---- operands ---------------------------------------------------------------------------------------------
 
@@ -152,16 +154,19 @@ class Rewrite:
             query, key = (self.writer.call(F.pad, t, (0, scores)) for t in (query, key))
         return query, key, self.writer.call(F.pad, value, (0, values)) if values else value
 
-    def _finish(self, result: fx.Node, after: fx.Node | None) -> fx.Node:
-        """What comes after the product: the columns asked for, factors of the weights, NaN rows, the dtype."""
+    def _finish(self, result: fx.Node, rows: Rows) -> fx.Node:
+        """What comes after the product: the columns asked for, factors of the weights, empty rows, the dtype."""
         plan, call = self.plan, self.writer.call
         site = plan.site
         if site.sink is not None and plan.mask.kind == "causal":
             result = call(operator.getitem, result, (slice(None), slice(None), slice(1, None)))
         if plan.padding[1]:
             result = call(torch.narrow, result, 3, 0, plan.problem.value_dim - plan.padding[1])
-        if after is not None:
-            result = call(torch.add, result, after)
+        if rows.after is not None:
+            result = call(torch.add, result, rows.after)
+        if rows.exact is not None:
+            exact = self.writer.to(rows.exact.result, tensor_of(result).dtype)
+            result = call(torch.where, rows.exact.rows, exact, result)
         if self.summed:
             result = self.writer.to(result, torch.promote_types(site.output.dtype, torch.float32))
         if isinstance(site.weight, torch.SymFloat) or site.weight != 1.0:
@@ -249,11 +254,9 @@ class Rewrite:
 
     def _float_mask(self) -> fx.Node:
         """Additive operand: biases and fills in the order in which the user's program applies them."""
-        call, mask, dtype = self.writer.call, self.plan.mask, self._mask_dtype()
+        call, dtype = self.writer.call, self._mask_dtype()
         total: fx.Node | None = None
-        events: list[tuple[int, int, Bias | Fill]] = [(i, 1, b) for i, b in enumerate(mask.biases)]
-        events += [(len(mask.biases) - f.late, 0, f) for f in mask.fills]
-        for _, _, event in sorted(events, key=lambda e: e[:2]):
+        for event in self._events():
             if isinstance(event, Bias):
                 node = self._bias(event)
                 total = node if total is None else call(torch.add, total, node)
@@ -274,6 +277,19 @@ class Rewrite:
             total = call(torch.clamp, total, min=max(floor.number, torch.finfo(tensor_of(total).dtype).min))
         return self._narrowed(total, dtype)
 
+    def _events(self) -> list[Bias | Fill]:
+        """Biases and fills in the order in which the user's program applies them."""
+        mask = self.plan.mask
+        events: list[tuple[int, int, Bias | Fill]] = [(i, 1, b) for i, b in enumerate(mask.biases)]
+        events += [(len(mask.biases) - f.late, 0, f) for f in mask.fills]
+        return [event for _, _, event in sorted(events, key=lambda e: e[:2])]
+
+    def _event(self, event: Bias | Fill) -> fx.Node:
+        """The operand of one, in the dims of the scores; of a bias without its coefficient."""
+        if isinstance(event, Fill):
+            return self._keeps(event)
+        return self._times(self._placed(event.operand), event.factors, self.score_dims)
+
     def _masked(self, fill: Fill) -> float:
         """What a masked score becomes: a number that absorbs any score, so that rows of it alone are uniform.
 
@@ -282,7 +298,9 @@ class Rewrite:
         how, lowest = self.plan.mask.empty_rows, torch.finfo(self._mask_dtype()).min
         if how == "zero" or (fill.fill == float("-inf") and how not in ("nan", "uniform")):
             return float("-inf")
-        return fill.fill if how == "added" and fill.fill >= lowest else lowest
+        if how == "exact" and self.plan.mask.near is not None:  # what replaces a score is not low enough for a kernel
+            return float("-inf")
+        return fill.fill if how in ("added", "exact") and fill.fill >= lowest else lowest
 
     def _bias(self, bias: Bias) -> fx.Node:
         node = self._placed(bias.operand)

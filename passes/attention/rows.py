@@ -5,16 +5,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import fx
 
-from optpass.passes.attention import flex, lost
 from optpass.passes.attention.emit import Writer, tensor_of
-from optpass.passes.attention.masking import no_key, rounded_in
+from optpass.passes.attention.exact import Events, Exact, ExactRows
+from optpass.passes.attention.masking import no_key
 from optpass.passes.attention.plan import Plan
 from optpass.passes.attention.scores import NO_KEY
 from optpass.passes.attention.site import Blocked
@@ -26,12 +25,13 @@ _LARGE = 1e3
 
 @dataclass(frozen=True)
 class Rows:
-    """Operands with rows without a key taken care of, and what is added to the result."""
+    """Operands with rows without a key taken care of, what is added to the result, and what rows of it become."""
 
     query: fx.Node
     value: fx.Node
     mask: fx.Node | None
     after: fx.Node | None = None
+    exact: Exact | None = None
 
 
 class EmptyRows:
@@ -41,21 +41,22 @@ class EmptyRows:
         writer: writes the nodes.
         plan: of the site.
         keep: writes the boolean operand of the plan's fills.
+        events: what is done to the scores.
     """
 
-    def __init__(self, writer: Writer, plan: Plan, keep: Callable[[], fx.Node]) -> None:
-        self.writer, self.plan, self.keep = writer, plan, keep
-        self.no_key, self.added_in = no_key(plan.site), rounded_in(plan.site)
+    def __init__(self, writer: Writer, plan: Plan, keep: Callable[[], fx.Node], events: Events) -> None:
+        self.writer, self.plan, self.keep, self.events = writer, plan, keep, events
+        self.no_key = no_key(plan.site)
 
     def write(self, query: fx.Node, key: fx.Node, value: fx.Node, mask: fx.Node | None) -> Rows:
         """The operands as the kernel gets them."""
-        if self.plan.mask.flows and mask is not None:
-            return self._zeroed(query, key, value, mask)
         how, training = self.plan.mask.empty_rows, self.plan.problem.training or bool(self.plan.problem.dropout)
         if how in ("never", "zero") or mask is None or (how == "uniform" and not training):
             return Rows(query, value, mask)
         if how == "large":
             return Rows(query, value, self._shifted(mask)[0])
+        if how == "exact":
+            return self._exactly(query, key, value, mask)
         if how in ("added", "zero or NaN"):
             return (self._added if training else self._result)(query, key, value, mask)
         call = self.writer.call
@@ -74,7 +75,7 @@ class EmptyRows:
         """
         call, plan = self.writer.call, self.plan
         if not self._lost_in_the_kernel() or any(fill.fill > ABSORBS for fill in plan.mask.fills):
-            empty = self._empty(call(torch.abs, call(torch.amax, mask, -1, True)), query, key)
+            empty = call(torch.ge, call(torch.abs, call(torch.amax, mask, -1, True)), -self.no_key)
             query = call(torch.where, empty, self.writer.scalar(0.0, plan.dtype), query)
         if plan.mask.finite:
             return Rows(query, value, mask)
@@ -93,28 +94,16 @@ class EmptyRows:
         known = all(facts.values for facts in self.plan.mask.facts)
         return self.no_key <= kernels or (known and all(v == 0 or v <= kernels for v in values))
 
-    def _empty(self, size: fx.Node, query: fx.Node, key: fx.Node) -> fx.Node:
-        """Which rows have no key, from the size of the largest number that their mask adds.
+    def _exactly(self, query: fx.Node, key: fx.Node, value: fx.Node, mask: fx.Node) -> Rows:
+        """Rows in which the user's program rounds scores off beside what is added to them are computed as it does.
 
-        In half precision a number like -1e4 or -65504 loses scores up to half a unit in its last place: where |q| |k|
-        does not say that no score of a row is larger, they stay. What rounding leaves of them no kernel knows, and the
-        exact scores are nearer to what was written.
+        A kernel, whose sums are wider, rounds otherwise; what it makes of these rows is not used.
         """
-        call = self.writer.call
-        empty = call(torch.ge, size, -self.no_key)
-        replaced = any(math.isfinite(fill.fill) for fill in self.plan.mask.fills)  # their own scores must not stay
-        if replaced or self.added_in not in (torch.float16, torch.bfloat16):
-            return empty
-        norms = [call(torch.norm, call(torch.Tensor.detach, t), 2, -1, True, dtype=torch.float32) for t in (query, key)]
-        longest = call(torch.amax, norms[1], 2, True)
-        if self.plan.frame.groups:
-            groups = [a.size for a in self.plan.frame.groups]
-            longest = call(torch.repeat_interleave, longest, self.writer.product(groups), 1)
-        scale = self.plan.scale if isinstance(self.plan.scale, torch.SymFloat) else abs(self.plan.scale)
-        largest = call(torch.mul, call(torch.mul, norms[0], longest), self.writer.number(scale))
-        power = call(torch.exp2, call(torch.floor, call(torch.log2, size)))
-        half_a_unit = call(torch.mul, power, torch.finfo(self.added_in).eps / 2)
-        return call(torch.logical_and, empty, call(torch.le, largest, half_a_unit))
+        exact = ExactRows(self.writer, self.plan, self.events).write(query, key, value, mask)
+        if self.plan.problem.training or self.plan.site.dropout:  # of these numbers a backward makes nothing wrong
+            zero = self.writer.scalar(0.0, tensor_of(mask).dtype)
+            mask = self.writer.call(torch.where, exact.rows, zero, self._shifted(mask)[0])
+        return Rows(query, value, mask, exact=exact)
 
     def _shifted(self, mask: fx.Node) -> tuple[fx.Node, fx.Node]:
         """The mask with its maximum taken off rows where that is large, and the size of that.
@@ -134,20 +123,15 @@ class EmptyRows:
 
         With q = 0 the kernel makes the weights those of the mask (a factor, not a `where`: NaN passes on). What flows
         to q and k is what flows through the first order of the softmax around them. Where they are the same for all
-        queries it is q·(kᵀ w (v - mean v)), which is added with its own value taken off; else an operator passes it.
+        queries it is q·(kᵀ w (v - mean v)), which is added with its own value taken off.
         """
         call, plan = self.writer.call, self.plan
-        given = mask
-        mask, size = self._shifted(mask)
-        empty = self._empty(size, query, key)
-        keep = self.writer.to(call(torch.logical_not, empty), plan.dtype)
         shared = not self._evenly() and self._same_for_all_queries(mask)
         if not self._evenly() and not shared:
-            after = self._passed(self._flow(query, key, value, mask, empty))
-            if plan.mask.lowest:
-                mask, value, nan = self._without_infinities(given, mask, value)
-                after = call(torch.add, after, nan)
-            return Rows(call(torch.mul, query, keep), value, mask, after)
+            return self._exactly(query, key, value, mask)
+        mask, size = self._shifted(mask)
+        empty = call(torch.ge, size, -self.no_key)
+        keep = self.writer.to(call(torch.logical_not, empty), plan.dtype)
         flow = self._first_order(query, key, value, mask if shared else None)
         gone = self.writer.to(empty, plan.dtype)
         after = self._passed(call(torch.mul, call(torch.sub, flow, call(torch.Tensor.detach, flow)), gone))
@@ -157,40 +141,6 @@ class EmptyRows:
         """The share of it that passes a floor of the scores."""
         passes = self.plan.mask.passes
         return flow if passes == 1.0 else self.writer.call(torch.mul, flow, passes)
-
-    def _flow(self, query: fx.Node, key: fx.Node, value: fx.Node, mask: fx.Node, empty: fx.Node) -> fx.Node:
-        """Zeros that pass the gradient of the rows `empty`, whatever their weights."""
-        seen = self.keep() if self.plan.mask.fills else None
-        scale, outer = flex.softcap(self.plan.scale, self.plan.site.scores.softcaps)
-        fixed = self.writer.call(torch.Tensor.detach, mask)
-        return self.writer.call(
-            lost.OPERATOR, query, key, value, fixed, empty, seen, self.writer.number(scale), float(outer or 0.0)
-        )
-
-    def _zeroed(self, query: fx.Node, key: fx.Node, value: fx.Node, mask: fx.Node) -> Rows:
-        """Rows of minus infinities stay, and are zeros; in others scores may be lost beside what is added to them."""
-        call = self.writer.call
-        some = call(torch.ne, call(torch.amax, call(torch.Tensor.detach, mask), -1, True), float("-inf"))
-        shifted, size = self._shifted(mask)
-        empty = self._empty(size, query, key)
-        keep = self.writer.to(call(torch.logical_not, empty), self.plan.dtype)
-        after = self._flow(query, key, value, shifted, empty)
-        mask = call(torch.where, some, shifted, self.writer.scalar(float("-inf"), tensor_of(mask).dtype))
-        return Rows(call(torch.mul, query, keep), value, mask, after)
-
-    def _without_infinities(self, given: fx.Node, mask: fx.Node, value: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node]:
-        """The shifted mask without its rows of minus infinities, v, and what makes these rows of the result NaN.
-
-        A kernel would pass NaN on to all keys of such a row; in the user's program scores that were replaced stop it.
-        """
-        call = self.writer.call
-        top = call(torch.amax, call(torch.Tensor.detach, given), -1, True)
-        some = call(torch.ne, top, float("-inf"))
-        none = call(torch.logical_not, some)
-        other = call(torch.mul, mask, self._nan_where(none, mask))  # the branch that is not taken: 0 · NaN
-        mask = call(torch.where, call(torch.ones_like, some), mask, other)
-        mask = call(torch.where, some, mask, self.writer.scalar(0.0, tensor_of(mask).dtype))
-        return mask, self._nan_gradient(value, some), self._nan_where(none, value)
 
     def _evenly(self) -> bool:
         """Proved: in a row without a key all keys carry the same number."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,8 +33,10 @@ from optpass.passes.attention.operands import (
 from optpass.passes.attention.site import Bias, Blocked, Factor, Fill, Floor, Number, Operand, Scores, Softcap
 
 #: Fills at or below this number stand for minus infinity, and so does the lowest number of the scores' dtype. A score
-#: can be as low as -1e4, and then it would be kept by a kernel and not by the user's program.
+#: can be as low as -1e4, and then what replaces others counts beside it.
 MINUS_INFINITY = -9e8
+#: Fills above it are no masks.
+LEAST = -9e2
 #: The largest mask value of a row without a key: scores that are added to it, in the dtype of the sum, are lost.
 NO_KEY = {torch.float16: -3e4, torch.bfloat16: -4e3, torch.float32: -1e8, torch.float64: -1e17}
 #: How many values above a bias are looked at for NaN.
@@ -118,6 +121,7 @@ class Reader:
         query, a = peel(query, self.constant, grad=value.grad)
         key, b = peel(key, self.constant, grad=value.grad)
         scores = Scores(query, key, value, side, inner, a * b, dtypes=[value.dtype], values=[value])
+        scores.steps += [("query", a), ("key", b)]
         if value.name in ("baddbmm", "addmm"):
             self._with_input(scores, value, dims)
         return scores
@@ -128,6 +132,7 @@ class Reader:
         if not isinstance(beta, (int, float)) or not isinstance(alpha, (int, float)) or not alpha:
             raise Blocked(f"{value.name} with a beta or alpha that is not a number", value)
         scores.scale *= float(alpha)
+        scores.steps.append(("times", float(alpha)))
         if beta:
             source = value.args[0]
             self._biased_by(scores, Operand(source, broadcast(dims, source.shape)), float(beta), value.dtype)
@@ -146,6 +151,9 @@ class Reader:
         scores.dtypes.append(value.dtype)
         if scores.biases:  # a sum with a large number is rounded once more, as if it were made in this dtype
             scores.added_in.append(value.dtype)
+            last = scores.biases[-1]
+            if last.rounded is not None:
+                scores.biases[-1] = replace(last, rounded=(*last.rounded, value.dtype))
             scores.largest = min(scores.largest, torch.finfo(value.dtype).max)
         scores.fills = [Fill(f.mask, f.keep_when, _rounded(f.fill, value.dtype), f.late) for f in scores.fills]
         return scores
@@ -166,6 +174,7 @@ class Reader:
     def scaled_by(self, scores: Scores, number: Number, value: Value) -> None:
         """Scores as they are after `value`, which multiplies them by a number; changes `scores`."""
         _not_floored(scores, value)
+        scores.steps.append(("times", number))
         if isinstance(number, torch.SymFloat):
             if scores.fills or scores.biases:
                 raise Blocked("masked or biased scores are scaled by a number made of sizes", value)
@@ -174,7 +183,10 @@ class Reader:
         if scores.fills and number < 0:
             raise Blocked("masked scores change their sign", value)
         scores.scale *= number
-        scores.biases = [Bias(b.operand, b.coefficient * number, b.factors) for b in scores.biases]
+        exact = abs(math.frexp(number)[0]) == 0.5  # a power of two: sums are rounded alike before and after
+        scores.biases = [
+            replace(b, coefficient=b.coefficient * number, rounded=b.rounded if exact else None) for b in scores.biases
+        ]
         scores.fills = [Fill(f.mask, f.keep_when, _rounded(f.fill * number, value.dtype), f.late) for f in scores.fills]
 
     def _factor(self, value: Value, dims: Dims) -> Scores:
@@ -193,7 +205,7 @@ class Reader:
         if scores.softcaps:
             raise Blocked("capped scores are multiplied by a tensor", value)
         scores.factors.extend(factors)
-        scores.biases = [Bias(b.operand, b.coefficient, (*b.factors, *factors)) for b in scores.biases]
+        scores.biases = [replace(b, factors=(*b.factors, *factors), rounded=None) for b in scores.biases]
         return scores
 
     def _separate(self, operand: Operand, scores: Scores, *, inverse: bool) -> list[Factor] | None:
@@ -305,7 +317,7 @@ class Reader:
         if _writes_nan(operand.value):
             raise Blocked("NaN is added to the scores", operand.value)
         scores.added_in.append(dtype)
-        scores.biases.append(Bias(operand, coefficient))
+        scores.biases.append(Bias(operand, coefficient, rounded=(dtype,)))
         scores.fills = [Fill(f.mask, f.keep_when, f.fill, f.late + 1) for f in scores.fills]
 
     def _masked_fill(self, value: Value, dims: Dims) -> Scores:
@@ -336,7 +348,7 @@ class Reader:
         scores = self.read(source, dims)
         _not_floored(scores, value)
         number = _rounded(float(number), value.dtype)
-        if math.isnan(number) or number > max(MINUS_INFINITY, torch.finfo(value.dtype).min):
+        if math.isnan(number) or number > LEAST:
             raise Blocked(f"masked scores become {number:g}, which a score can be as low as: it is not -inf", value)
         if mask.dtype != torch.bool:
             raise Blocked("the mask is not boolean", value)
@@ -380,6 +392,7 @@ class Reader:
         if scores.fills or scores.biases or scores.softcaps or scores.shifted:
             raise Blocked("tanh of scores that are masked, biased or capped already", value)
         scores.softcaps.append(Softcap(scores.scale))
+        scores.steps.append(("cap", 1.0))
         scores.scale = 1.0
         return scores
 

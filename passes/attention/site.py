@@ -45,11 +45,15 @@ class Factor:
 
 @dataclass(frozen=True)
 class Bias:
-    """`coefficient · operand · factors`, added to the scores."""
+    """`coefficient · operand · factors`, added to the scores.
+
+    `rounded`: dtypes that the sum is rounded to, in order; None where more than that is done to it.
+    """
 
     operand: Operand
     coefficient: float = 1.0
     factors: tuple[Factor, ...] = ()
+    rounded: tuple[torch.dtype, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,8 @@ class Scores:
         query, key: operands of the product, layout, scalar scales and exact casts peeled off.
         rows, contraction: atoms of the query side of the product, and of the axis that it sums over.
         scale: number that multiplies the product.
+        steps: what made the scale: ('query', a) and ('key', a) before the product, ('times', a) and ('cap', 1), tanh,
+            after it.
         parts: more products, which are added to the first.
         factors: tensors that multiply it.
         biases, fills, softcaps: in the order in which they are applied.
@@ -122,6 +128,7 @@ class Scores:
     rows: tuple[Axis, ...]
     contraction: tuple[Axis, ...]
     scale: Number = 1.0
+    steps: list[tuple[str, Number]] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
     factors: list[Factor] = field(default_factory=list)
     biases: list[Bias] = field(default_factory=list)

@@ -18,6 +18,8 @@ from optpass.passes.attention.site import Bias
 
 #: Below it a float32 number does not change when a score or a bias is added.
 ABSORBS = -1e37
+#: What numbers next to each other may be apart in a sum of scores and something else; 1/64 in other dtypes.
+_UNIT = {torch.bfloat16: 1 / 4, torch.float16: 1 / 16}
 #: What scores are multiplied by at most; masks are multiplied by more.
 _LARGEST_FACTOR = 1e3
 #: Operations whose result has elements of their input, and zeros.
@@ -70,24 +72,37 @@ class Term:
         """Known to add a number beside which scores are lost."""
         return any(abs(v) >= -hidden for v in self.extremes)
 
-    def vague(self, dtypes: list[torch.dtype], hidden: float) -> bool:
-        """Of a mask whose number rounds off the scores that it is added to, but does not lose them, where that matters.
-
-        It does for all keys of a row, or for those that get the most.
-        """
+    def coarse(self, dtypes: list[torch.dtype], hidden: float) -> bool:
+        """Of a mask that is large where a key is seen, so that scores are rounded off beside it, but not lost."""
         number = (self.facts.fill or 0.0) * self.bias.coefficient
-        rounds = any(abs(number) * torch.finfo(dtype).eps >= 1.0 for dtype in dtypes)
-        matters = number > 0 or not self.facts.row_never_empty
-        return rounds and abs(number) < -hidden and not self.bias.factors and matters
+        return number > 0 and _rounds(number, dtypes) and number < -hidden and not self.bias.factors
 
-    def bounded(self, hidden: float) -> bool:
-        """Proved not to drown the scores that it is added to."""
-        return self.size < -hidden
+    def rounds_off(self, dtypes: list[torch.dtype]) -> bool:
+        """Zero where a key is seen, and elsewhere so low that scores are rounded off beside it."""
+        number = (self.facts.fill or 0.0) * self.bias.coefficient
+        return number < 0 and _rounds(number, dtypes) and not self.bias.factors
+
+    def spares(self, dtypes: list[torch.dtype]) -> bool:
+        """Proved not to round off the scores that it is added to."""
+        return not _rounds(self.size, dtypes)
+
+    def settled(self, dtypes: list[torch.dtype]) -> bool:
+        """Known not to round off the scores that it is added to, or to lose them whatever they are."""
+        return self.spares(dtypes) or (bool(self.extremes) and all(v == 0 or v < ABSORBS for v in self.extremes))
 
     @property
     def huge(self) -> bool:
         """Two such numbers may add up to minus infinity."""
         return self.size > -ABSORBS and (not self.extremes or min(self.extremes) < ABSORBS)
+
+
+def coarse_from(dtype: torch.dtype) -> float:
+    """From this size on what is added rounds scores off by more than rounding does anywhere else."""
+    return _UNIT.get(dtype, 1 / 64) / torch.finfo(dtype).eps
+
+
+def _rounds(size: float, dtypes: list[torch.dtype]) -> bool:
+    return any(abs(size) >= coarse_from(dtype) for dtype in dtypes)
 
 
 def of_products(value: Value, constant: Constant) -> bool:

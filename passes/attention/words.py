@@ -54,6 +54,7 @@ def after(plan: Plan, target: str, kernel: str) -> str:
 _NAMES = {"flex": "FlexAttention", "blocks": "attention in blocks"}
 _ROWS = {
     "added": "rows without a key as before",
+    "exact": "rows without a key as before, step by step",
     "uniform": "rows without a key as before (uniform)",
     "nan": "rows without a key as before (NaN)",
     "zero or NaN": "rows without a key as before (zero or NaN)",

@@ -47,7 +47,7 @@ prims::fill prims::full prims::full_like prims::reshape prims::rev prims::scalar
 prims::minimum_value mkldnn::_reorder_linear_weight mkldnn::_reorder_convolution_weight
 mkldnn::_reorder_convolution_transpose_weight mkldnn::_reorder_mkldnn_rnn_layer_weight
 mkl::_mkl_reorder_linear_weight onednn::qlinear_prepack onednn::qconv_prepack onednn::linear_prepack_fp16
-quantized_decomposed::convert_element_type optpass::flow_of_lost_rows optpass::flow_of_lost_rows_backward
+quantized_decomposed::convert_element_type optpass::lost_rows optpass::lost_rows_backward
 """)
 
 _VIEW_COPIES = [

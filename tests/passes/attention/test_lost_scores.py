@@ -1,6 +1,6 @@
-"""Rows without a single key whose scores are too large to be lost beside the number of their mask, in half precision.
+"""Rows without a single key, of which half precision loses small scores beside the number of their mask, and large not.
 
-Eager's sums keep what rounding leaves of such scores, which no kernel knows: no error here may be larger than eager's.
+Eager's weights are those of sums in steps of 16 or 64; which scores are lost is not known when compiling.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import torch
 pytestmark = pytest.mark.usefixtures("clean")
 
 
+@pytest.mark.parametrize("scale", [0.5, 12.0], ids=["lost", "left"])
 @pytest.mark.parametrize("groups", [1, 2], ids=["own keys", "shared keys"])
 @pytest.mark.parametrize(
     ("dtype", "number"), [(torch.float16, -65504.0), (torch.bfloat16, -1e4)], ids=["float16", "bfloat16"]
 )
-def test_no_error_is_larger_than_eagers(
-    dtype: torch.dtype, number: float, groups: int, kernels: Any, compiled: Any, seeded: int
+def test_rounded_as_in_eager(
+    dtype: torch.dtype, number: float, groups: int, scale: float, kernels: Any, compiled: Any, seeded: int
 ) -> None:
     torch.manual_seed(seeded)
     keep = torch.rand(2, 1, 6, 6) < 0.6
@@ -28,7 +29,7 @@ def test_no_error_is_larger_than_eagers(
 
     def attention(q: Any, k: Any, v: Any) -> Any:
         k, v = (t.repeat_interleave(groups, 1) for t in (k, v))
-        return (q @ k.mT * 12.0 + (1.0 - keep.to(q.dtype)) * number).softmax(-1) @ v
+        return (q @ k.mT * scale + (1.0 - keep.to(q.dtype)) * number).softmax(-1) @ v
 
     def run(call: Any, wide: bool = False) -> list[torch.Tensor]:
         leaves = [t.to(dtype).to(torch.float64 if wide else dtype).requires_grad_() for t in drawn]
@@ -40,5 +41,4 @@ def test_no_error_is_larger_than_eagers(
     assert len(kernels.sdpa) == 1
     for true, mine, theirs in zip(exact, ours, eager, strict=True):
         size = float(true.abs().max())
-        own, other = (float((t.double() - true).abs().max()) for t in (mine, theirs))
-        assert own <= 1.2 * other + 4 * torch.finfo(dtype).eps * size
+        assert float((mine - theirs).abs().max()) <= 32 * torch.finfo(dtype).eps * size

@@ -113,6 +113,18 @@ def fill_is_row_minimum(q, k, v, keep):
     return torch.where(keep, s, s.amin(-1, keepdim=True)).softmax(-1) @ v
 
 
+@suite.equal(rows("one"), allow=2e-3)
+def scores_as_low_as_the_fill(q, k, v, keep):
+    """Scores of 1e4: of some rows all are below what replaces the others."""
+    return (q @ k.mT * 5e3).masked_fill(~keep, -1e4).softmax(-1) @ v
+
+
+@suite.equal(lambda r: [*rows("one")(r), r.randn(2, 1, 1, 6)], allow=2e-3)
+def raised_after_the_fill(q, k, v, keep, bias):
+    """What replaces a score is brought back to its size by what is added to it."""
+    return ((q @ k.mT).masked_fill(~keep, -1e4) + bias.abs() * 5e3).softmax(-1) @ v
+
+
 @suite.equal(rows("one"))
 def fill_minus_score(q, k, v, keep):
     """Hidden places take the negative score."""

@@ -165,8 +165,22 @@ def minus_infinity_taken_off(q, k, v):
     return (1.0 - (q @ k.mT * 0.3 + hidden)).softmax(-1) @ v
 
 
-@suite.decline(lambda r: [*r.qkv(), r.bools(2, 1, 6, 6)], dtype=torch.float64)
+@suite.equal(lambda r: [*r.qkv(), r.bools(2, 1, 6, 6, full="one")], dtype=torch.float64)
 def as_low_in_float64(q, k, v, m):
     """float64 loses no score beside -1e9: those that it is added to and those that it replaces differ."""
     scores = q @ k.mT * 0.3 + (1.0 - causal(q).mT.to(q.dtype)) * -1e9
     return scores.masked_fill(~m, -1e9).softmax(-1) @ v
+
+
+@suite.equal(lambda r: [*r.qkv(), r.ints(0, 2, 2, 1, 6, 6)])
+def lost_and_brought_back(q, k, v, m):
+    """One mask raises a score by so much that it is lost, and another lowers it again: what is left is zero."""
+    low = causal(q) * LOW
+    return attend(q, k, v, lambda s: s - m.to(q.dtype) * LOW + low)
+
+
+@suite.equal(left_padded(), modes=ONLY, dtype=torch.bfloat16)
+def by_the_logarithm_of_the_sum(q, k, v, m):
+    """Reformer's softmax: beside -1e5 the logarithm of what is added up is rounded off."""
+    s = (q @ k.mT * 8**-0.5).masked_fill((m == 0)[:, None, :, None], -1e5)
+    return torch.exp(s - s.logsumexp(-1, keepdim=True)) @ v
