@@ -85,7 +85,8 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
         return MaskPlan("none", proofs=proofs)
     hiding = [t for t in terms if t.hides or t.rounds_off(scores.added_in)]
     together = _together(site, frame, prover, [f for f, _ in fills], hiding)
-    if all(t.hides for t in terms) and together.kind == "causal" and not site.zeroed:
+    near = _near(site, fills)
+    if all(t.hides for t in terms) and together.kind == "causal" and not site.zeroed and near is None:
         return MaskPlan("causal", facts=facts, proofs=proofs)
     never = together.row_never_empty and all(t in hiding or t.spares(scores.added_in) for t in terms)
     if site.alone and exact_rows and not never:
@@ -102,7 +103,6 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
     settled = together.row_never_empty and all(t in hiding or t.small(limit) for t in terms)
     empty = "never"
     large = [t for t in terms if not t.small(limit)]
-    near = _near(site, fills)
     if near is not None:
         empty = "exact"
     elif site.zeroed and fills:
@@ -243,7 +243,8 @@ def _empty_rows(
     if training and any(t.masked and t.bias.factors for t in terms):
         # A mask that a tensor scales: what flows to the tensor is rounded off as the user's sums are.
         raise Blocked(f"rows without a single key would pass other gradients{_ALLOWED}", site.output)
-    if terms and not all(t.settled(site.scores.added_in) for t in terms):
+    settled = all(t.settled(site.scores.added_in) for t in terms)
+    if not settled and (training or not _rounds_as_kernels(site, fills, terms)):
         return "exact"
     narrow = any(dtype not in (torch.float32, torch.float64) for dtype in site.scores.added_in)
     if training and _uneven(site, terms) and (narrow or site.scores.floor):  # sums are rounded off as the user's are
@@ -262,6 +263,13 @@ def _empty_rows(
     if terms and not training:
         return "added"
     return "uniform" if math.isfinite(min(numbers)) else "nan"
+
+
+def _rounds_as_kernels(site: Site, fills: list[tuple[Fill, MaskFacts]], terms: list[Term]) -> bool:
+    """All that may round scores off is one mask, added in the dtype that kernels add theirs in."""
+    wide = torch.promote_types(site.scores.product.dtype, torch.float32)
+    rounding = [t for t in terms if not t.spares(site.scores.added_in)]
+    return not fills and len(rounding) == 1 and all(dtype == wide for dtype in site.scores.added_in)
 
 
 def _uneven(site: Site, terms: list[Term]) -> bool:

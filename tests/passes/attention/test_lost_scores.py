@@ -42,3 +42,19 @@ def test_rounded_as_in_eager(
     for true, mine, theirs in zip(exact, ours, eager, strict=True):
         size = float(true.abs().max())
         assert float((mine - theirs).abs().max()) <= 32 * torch.finfo(dtype).eps * size
+
+
+def test_float32_is_rounded_by_the_kernel(kernels: Any, compiled: Any, seeded: int) -> None:
+    """In inference, beside one mask: nothing is computed apart, whatever the mask holds."""
+    torch.manual_seed(seeded)
+    mask = torch.randn(2, 4, 6, 6)
+    mask[:, :, -1] = -1e9
+    q, k, v = torch.randn(2, 4, 6, 8) * 12.0, *torch.randn(2, 2, 4, 6, 8)
+
+    def attention(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        return (q @ k.mT + mask).softmax(-1) @ v
+
+    with torch.no_grad():
+        ours, eager = compiled(attention)(q, k, v, mask), attention(q, k, v, mask)
+    assert len(kernels.sdpa) == 1 and not kernels.nodes("lost_rows")
+    torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-5)
