@@ -18,7 +18,7 @@ from optpass.passes.attention.ir import Value, same
 from optpass.passes.attention.masks import MaskFacts, Prover
 from optpass.passes.attention.operands import Constant
 from optpass.passes.attention.problem import MaskKind
-from optpass.passes.attention.scores import MINUS_INFINITY, NO_KEY
+from optpass.passes.attention.scores import NO_KEY
 from optpass.passes.attention.site import Bias, Blocked, Fill, Operand, Site
 from optpass.passes.attention.terms import ABSORBS, Term, of_products
 
@@ -139,7 +139,7 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
 
 def _near(site: Site, fills: list[tuple[Fill, MaskFacts]]) -> float | None:
     """See `MaskPlan.near`."""
-    near = [f.fill for f, _ in fills if f.fill > max(MINUS_INFINITY, torch.finfo(site.softmax.dtype).min)]
+    near = [f.fill for f, _ in fills if f.near]
     if near and (site.sink is not None or site.zeroed or site.numbers or site.scores.floor):
         reason = f"masked scores become {near[0]:g}, which a score can be as low as: it is not -inf"
         raise Blocked(reason, site.output)

@@ -155,7 +155,7 @@ class Reader:
             if last.rounded is not None:
                 scores.biases[-1] = replace(last, rounded=(*last.rounded, value.dtype))
             scores.largest = min(scores.largest, torch.finfo(value.dtype).max)
-        scores.fills = [Fill(f.mask, f.keep_when, _rounded(f.fill, value.dtype), f.late) for f in scores.fills]
+        scores.fills = [replace(f, fill=_rounded(f.fill, value.dtype)) for f in scores.fills]
         return scores
 
     def _scale(self, value: Value, dims: Dims) -> Scores:
@@ -187,7 +187,7 @@ class Reader:
         scores.biases = [
             replace(b, coefficient=b.coefficient * number, rounded=b.rounded if exact else None) for b in scores.biases
         ]
-        scores.fills = [Fill(f.mask, f.keep_when, _rounded(f.fill * number, value.dtype), f.late) for f in scores.fills]
+        scores.fills = [replace(f, fill=_rounded(f.fill * number, value.dtype)) for f in scores.fills]
 
     def _factor(self, value: Value, dims: Dims) -> Scores:
         """Scores times a tensor; it may not run over queries and keys at once, which no kernel can fold away."""
@@ -318,7 +318,7 @@ class Reader:
             raise Blocked("NaN is added to the scores", operand.value)
         scores.added_in.append(dtype)
         scores.biases.append(Bias(operand, coefficient, rounded=(dtype,)))
-        scores.fills = [Fill(f.mask, f.keep_when, f.fill, f.late + 1) for f in scores.fills]
+        scores.fills = [replace(f, late=f.late + 1) for f in scores.fills]
 
     def _masked_fill(self, value: Value, dims: Dims) -> Scores:
         source, mask, fill = value.args[0], value.args[1], value.args[2]
@@ -352,7 +352,8 @@ class Reader:
             raise Blocked(f"masked scores become {number:g}, which a score can be as low as: it is not -inf", value)
         if mask.dtype != torch.bool:
             raise Blocked("the mask is not boolean", value)
-        scores.fills.append(Fill(Operand(mask, broadcast(dims, mask.shape)), keep_when, number))
+        near = number > max(MINUS_INFINITY, torch.finfo(value.dtype).min)
+        scores.fills.append(Fill(Operand(mask, broadcast(dims, mask.shape)), keep_when, number, near=near))
         scores.held += held
         return scores
 
@@ -383,7 +384,7 @@ class Reader:
         _not_floored(scores, value)
         if _rounded(number, value.dtype) >= lowest:
             scores.floor = Floor(lowest, tie)
-            scores.fills = [Fill(f.mask, f.keep_when, max(f.fill, lowest), f.late) for f in scores.fills]
+            scores.fills = [replace(f, fill=max(f.fill, lowest)) for f in scores.fills]
         return scores
 
     def _tanh(self, value: Value, dims: Dims) -> Scores:

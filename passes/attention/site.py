@@ -60,13 +60,15 @@ class Bias:
 class Fill:
     """`where(mask == keep_when, scores, fill)`: a masked score is replaced, and its gradient is cut.
 
-    `late`: bias terms that were added after the fill; they are part of masked scores too.
+    `late`: bias terms that were added after the fill; they are part of masked scores too. `near`: a score could be as
+    low as the number that was written; `fill` is what later factors have made of it.
     """
 
     mask: Operand
     keep_when: bool
     fill: float
     late: int = 0
+    near: bool = False
 
 
 @dataclass(frozen=True)
