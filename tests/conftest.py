@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import itertools
 import logging
 import os
 import random
@@ -24,6 +25,8 @@ settings.register_profile("seeded", derandomize=True)
 def pytest_addoption(parser: pytest.Parser) -> None:
     help_text = "draw the random numbers of an earlier run again; without it they are new, and the run says its seed"
     parser.addoption("--seed", type=int, default=None, help=help_text)
+    help_text = "run what is marked `by_turns` with both values of its last parameter"
+    parser.addoption("--all-runs", action="store_true", help=help_text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,6 +49,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.seeded = True
     if getattr(config.option, "seeded", False):
         settings.load_profile("seeded")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of tests marked `by_turns`, whose last parameter has two values, one of each pair: the first, then the second."""
+    if config.option.all_runs:
+        return
+    marked = [item for item in items if item.get_closest_marker("by_turns")]
+    functions = [list(of) for _, of in itertools.groupby(marked, lambda item: item.nodeid.partition("[")[0])]
+    left = {item for of in functions for i, item in enumerate(of) if (i // 2 + i) % 2}
+    items[:] = [item for item in items if item not in left]
+    config.hook.pytest_deselected(items=list(left))
 
 
 def pytest_collection_finish() -> None:

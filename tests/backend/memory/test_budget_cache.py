@@ -26,30 +26,16 @@ SCRIPT = """
         print(json.dumps({"cache": report.graphs[0].cache, "plan": plan, "sum": gradients}))
 """
 TIGHT, ROOMY = 130_000, 1_000_000
-
-
-def test_the_same_budget_hits_and_another_misses(python):
-    def ran(*programs, moved=0):
-        return [json.loads(line) for line in python("\n" * moved + SCRIPT, *programs).stdout.splitlines()]
-
-    first, *others = ran(f"{TIGHT} none inductor", f"{ROOMY} none inductor", f"{TIGHT} sgd inductor")
-    assert [one["cache"] for one in (first, *others)] == ["miss"] * 3
-    assert any(kind == "recompute" for kind, *_ in first["plan"])
-    (again,) = ran(f"{TIGHT} none inductor", moved=1)
-    assert again["cache"] == "hit" and again["sum"] == first["sum"]
-    line = 2  #: of a site, which the caches do not know
-    for before, now in zip(first["plan"], again["plan"], strict=True):
-        assert now[line] == (before[line] and before[line] + 1)
-        assert now[:line] + now[line + 1 :] == before[:line] + before[line + 1 :]
-
-
+#: A graph that runs three times in a step.
 STEPS = """
     import json, sys, torch, optpass
     from torch import nn
 
+    torch._dynamo.reset()
+    optpass.reset_report()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
-    options = {"memory_budget": int(sys.argv[1]), "optimizer": "none"}
+    options = {"memory_budget": 1_000_000, "optimizer": "none"}
     block, x = torch.compile(model, backend="optpass", options=options), torch.randn(128, 64)
     for _ in range(3):
         model.zero_grad()
@@ -59,13 +45,26 @@ STEPS = """
 """
 
 
-def test_a_graph_that_was_planned_with_others_is_planned_with_them_again(python):
-    """The caches know no search: with what they gave alone, such a step was refused."""
-    first, again = (python(STEPS, "1000000").json for _ in range(2))
-    assert first == again
+def test_plans_in_two_processes(python):
+    """The same budget hits and another one misses; what no cache knows comes out the same in every process."""
 
+    def ran(seed, *programs, moved=0):
+        done = python("\n" * moved + SCRIPT + STEPS, *programs, PYTHONHASHSEED=seed)
+        return [json.loads(line) for line in done.stdout.splitlines()]
 
-def test_a_plan_does_not_depend_on_the_process(python):
-    plans = [python(SCRIPT, "190000 none aot_eager", PYTHONHASHSEED=seed).json for seed in ("1", "2")]
-    assert plans[0] == plans[1]
-    assert any(kind == "recompute" for kind, *_ in plans[0]["plan"])
+    tight, searched = f"{TIGHT} none inductor", "190000 none aot_eager"
+    first, *others, plan, steps = ran("1", tight, f"{ROOMY} none inductor", f"{TIGHT} sgd inductor", searched)
+    again, plan_again, steps_again = ran("2", tight, searched, moved=1)
+
+    assert [one["cache"] for one in (first, *others)] == ["miss"] * 3
+    assert any(kind == "recompute" for kind, *_ in first["plan"])
+    assert again["cache"] == "hit" and again["sum"] == first["sum"]
+    assert any(kind == "recompute" for kind, *_ in plan["plan"])
+    assert plan_again["sum"] == plan["sum"]
+    line = 2  #: of a site, which the caches do not know
+    for one, other in ((first, again), (plan, plan_again)):
+        for before, now in zip(one["plan"], other["plan"], strict=True):
+            assert now[line] == (before[line] and before[line] + 1)
+            assert now[:line] + now[line + 1 :] == before[:line] + before[line + 1 :]
+    # The caches know no search: with what they gave alone, a step whose graph runs several times was refused.
+    assert steps and steps_again == steps

@@ -1,6 +1,6 @@
 """Random programs around attention, compiled in mode 'always' and compared with eager and float64, gradients too.
 
-`make test` draws 150; `OPTPASS_FUZZ=10000 pytest tests/passes/attention/test_fuzz.py` draws as many as it says. The
+`make test` draws 100; `OPTPASS_FUZZ=10000 pytest tests/passes/attention/test_fuzz.py` draws as many as it says. The
 generator is in `fuzz/`; a failing program is printed as a script. Hypothesis reduces it to a smaller one only with
 `OPTPASS_FUZZ_SHRINK=1`, since that can take five minutes.
 """
@@ -27,7 +27,7 @@ import optpass
 
 HERE = Path(__file__).parent
 #: No options, so they must be gone before options are read from the environment.
-EXAMPLES = int(os.environ.pop("OPTPASS_FUZZ", "150"))
+EXAMPLES = int(os.environ.pop("OPTPASS_FUZZ", "100"))
 PHASES = (Phase.generate, Phase.shrink) if os.environ.pop("OPTPASS_FUZZ_SHRINK", "") else (Phase.generate,)
 
 
@@ -107,7 +107,7 @@ def test_the_fuzzer_catches_a_careless_rewrite() -> None:
     """Of the programs that a wildcard match would swap wrongly, the comparison finds nearly all that have a twist."""
     swapped = caught = 0
     start = random.randrange(2**30)
-    for seed in range(start, start + 120):
+    for seed in range(start, start + 80):
         chance = random.Random(seed)
         source = programs.generate(lambda options, chance=chance: options[chance.randrange(len(options))])
         program, counting = source.program(), check.Counting()
@@ -117,5 +117,5 @@ def test_the_fuzzer_catches_a_careless_rewrite() -> None:
             continue
         swapped += verdict.fused > 0
         caught += verdict.fused > 0 and bool(verdict.problems)
-    assert swapped >= 8, f"seeds from {start}"
+    assert swapped >= 5, f"seeds from {start}"
     assert caught >= swapped // 2, f"{caught} of {swapped}, seeds from {start}"

@@ -52,6 +52,7 @@ def kinds(kernels: Any) -> list[str]:
     return found
 
 
+@pytest.mark.by_turns
 @BY_SHAPES
 def test_idiom(mask_form: Any, dynamic: bool, kernels: Any, compiled: Any, exact: Any) -> None:
     run(mask_form, dynamic, compiled, exact, kernels)
@@ -59,6 +60,7 @@ def test_idiom(mask_form: Any, dynamic: bool, kernels: Any, compiled: Any, exact
     assert mask_form.mask == "free" or kinds(kernels) == [mask_form.mask]
 
 
+@pytest.mark.by_turns
 @BY_SHAPES
 def test_almost_causal_is_not_causal(almost_form: Any, dynamic: bool, kernels: Any, compiled: Any, exact: Any) -> None:
     run(almost_form, dynamic, compiled, exact, kernels)
@@ -80,6 +82,7 @@ def _buffer(program: nn.Module) -> torch.Tensor:
     return program.tril if hasattr(program, "tril") else program.bias
 
 
+@pytest.mark.by_turns
 @BY_SHAPES
 @pytest.mark.parametrize("name", BUFFERS)
 def test_a_mutated_buffer_is_followed(name: str, dynamic: bool, forms: Any, compiled: Any, exact: Any) -> None:

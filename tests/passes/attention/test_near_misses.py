@@ -1,7 +1,7 @@
 """Programs that look like attention: none is swapped that no kernel computes, and none comes out different.
 
-The programs are in `near_misses/`, by topic. `make test` runs every program in one of its modes, which mode alternating
-from program to program; `OPTPASS_NEAR_MISSES=all` runs all modes, and every program through Inductor as well.
+The programs are in `near_misses/`, by topic. `make test` runs half of them, which half by the run's seed, each in one
+of its modes; `pytest --all-runs` runs all in all modes, and every program through Inductor as well.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ import torch
 import optpass
 
 FOLDER = Path(__file__).parent / "near_misses"
-#: Not an option, so it must be gone before options are read from the environment.
-ALL = os.environ.pop("OPTPASS_NEAR_MISSES", "") == "all"
 #: Inductor's own attention matcher gets these wrong, or dies of them, in torch 2.13; it is not to see them.
 SPELLINGS = "inductor_spellings"
 INDUCTOR_IS_WRONG = (
@@ -55,8 +53,16 @@ def _package() -> list[Any]:
 loading, check, careless = _package()
 PROGRAMS = {p.name: p for p in loading.programs()}
 ALL_RUNS = [(name, mode) for name, p in PROGRAMS.items() for mode in p.modes]
-HALF_OF_THE_RUNS = [(name, p.modes[i % len(p.modes)]) for i, (name, p) in enumerate(PROGRAMS.items())]
-RUNS = ALL_RUNS if ALL else HALF_OF_THE_RUNS
+ONE_MODE_EACH = [(name, p.modes[i // 2 % len(p.modes)]) for i, (name, p) in enumerate(PROGRAMS.items())]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """What `make test` runs of the programs, and what `--all-runs` does."""
+    option = metafunc.config.option
+    some = {"test_stays_equal": ONE_MODE_EACH[option.seed % 2 :: 2], "test_inductor_gets_it_right_too": INDUCTOR_RUNS}
+    if runs := some.get(metafunc.function.__name__):
+        runs = ALL_RUNS if option.all_runs else runs
+        metafunc.parametrize(("name", "mode"), runs, ids=[f"{name}-{mode}" for name, mode in runs])
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +90,6 @@ def compiler(program: Any, inner: Any, **more: Any) -> Callable[[Any], Any]:
     return lambda call: torch.compile(call, backend="optpass", dynamic=program.dynamic, options=options)
 
 
-@pytest.mark.parametrize(("name", "mode"), RUNS, ids=[f"{n}-{m}" for n, m in RUNS])
 def test_stays_equal(name: str, mode: str, seed: int) -> None:
     program, counting = PROGRAMS[name], check.Counting()
     verdict = check.judge(program, mode, seed, compiler(program, counting, disable_passes=["roofline"]), counting)
@@ -104,7 +109,6 @@ def through_inductor(name: str, mode: str, seed: int, inductor: dict[str, Any]) 
     return check.judge(program, mode, seed, compiled, check.Counting()).problems
 
 
-@pytest.mark.parametrize(("name", "mode"), ALL_RUNS if ALL else INDUCTOR_RUNS)
 def test_inductor_gets_it_right_too(name: str, mode: str, seed: int) -> None:
     """Its code generator is switched off, which does not matter to its matcher and saves a C++ compiler's time."""
     problems = through_inductor(name, mode, seed, {"fallback_by_default": True})
@@ -137,12 +141,12 @@ def test_the_suite_is_large_enough() -> None:
     assert all(p.why and p.modes for p in PROGRAMS.values())
 
 
-def test_the_comparison_catches_a_careless_rewrite(seed: int) -> None:
+def test_the_comparison_catches_a_careless_rewrite(seed: int, pytestconfig: pytest.Config) -> None:
     """Values and gradients alone tell, for nearly all programs that a wildcard match would have swapped."""
     topics = ("softmax_dims", "normalisers", "after_softmax")
     swapped, caught = set(), set()
     candidates = [p for p in PROGRAMS.values() if p.expect == "decline" and p.name.split("/")[0] in topics]
-    for program in candidates[:: 1 if ALL else 2]:
+    for program in candidates[:: 1 if pytestconfig.option.all_runs else 2]:
         counting = check.Counting()
         try:
             verdict = check.judge(program, program.modes[0], seed, careless.compiler(counting), counting)
