@@ -10,6 +10,7 @@ SCRIPT = """
     from torch import nn
 
     refill.EFFORT_SMALL = refill.EFFORT_GAPS = 10_000
+    torch._inductor.config.fallback_by_default = True  # no kernels: caches hold graphs that are quickly made
     for budget, optimizer, inner in (of.split() for of in sys.argv[1:]):
         torch._dynamo.reset()
         optpass.reset_report()
@@ -25,12 +26,13 @@ SCRIPT = """
         gradients = float(sum(p.grad.sum() for p in model.parameters()))
         print(json.dumps({"cache": report.graphs[0].cache, "plan": plan, "sum": gradients}))
 """
-TIGHT, ROOMY = 130_000, 1_000_000
+TIGHT, ROOMY = 240_000, 1_000_000
 #: A graph that runs three times in a step.
 STEPS = """
     import json, sys, torch, optpass
     from torch import nn
 
+    torch._inductor.config.fallback_by_default = False
     torch._dynamo.reset()
     optpass.reset_report()
     torch.manual_seed(0)
@@ -53,10 +55,10 @@ def test_plans_in_two_processes(python):
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     tight, searched = f"{TIGHT} none inductor", "190000 none aot_eager"
-    first, *others, plan, steps = ran("1", tight, f"{ROOMY} none inductor", f"{TIGHT} sgd inductor", searched)
+    first, roomy, stateful, plan, steps = ran("1", tight, f"{ROOMY} none inductor", f"{TIGHT} sgd inductor", searched)
     again, plan_again, steps_again = ran("2", tight, searched, moved=1)
 
-    assert [one["cache"] for one in (first, *others)] == ["miss"] * 3
+    assert [one["cache"] for one in (first, roomy, stateful)] == ["miss"] * 3
     assert any(kind == "recompute" for kind, *_ in first["plan"])
     assert again["cache"] == "hit" and again["sum"] == first["sum"]
     assert any(kind == "recompute" for kind, *_ in plan["plan"])
