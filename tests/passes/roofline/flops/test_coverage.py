@@ -197,6 +197,7 @@ def test_layers_have_no_unknown_ops(name: str, table: str, trace_module: Any) ->
     assert traced.flops > 0 or name == "Embedding"
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("table", ["core", "inductor"])
 @pytest.mark.parametrize("name", models.names())
 def test_models_have_no_unknown_ops(name: str, table: str, trace_module: Any) -> None:
