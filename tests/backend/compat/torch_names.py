@@ -305,7 +305,7 @@ def main(paths: list[str]) -> int:
         print(
             f"torch {torch.version}: {len({u.name for u in uses()})} names, {len({u.name for u in found})} not as used"
         )
-        for use, text in sorted(found.items()):
+        for use, text in sorted(found.items(), key=str):
             failed = failed or not use.optional
             print(f"  {use.name} {text}; {'has a fallback' if use.optional else 'NEEDED'}: {use.where}")
     return int(failed)
