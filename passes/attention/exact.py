@@ -11,15 +11,14 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
 
-from optpass.passes.attention import lost
 from optpass.passes.attention.emit import Writer
-from optpass.passes.attention.masking import by_logarithm, no_key, rounded_in
+from optpass.passes.attention.masking import by_logarithm, rounded_in
 from optpass.passes.attention.plan import Plan
-from optpass.passes.attention.scores import MINUS_INFINITY
 from optpass.passes.attention.site import Bias, Blocked, Fill
 from optpass.passes.attention.terms import coarse_from
 
@@ -30,10 +29,10 @@ _ROUNDING = 1.02
 
 @dataclass(frozen=True)
 class Exact:
-    """Rows that are computed as the user's program does, and their result."""
+    """Rows that are computed as the user's program does, and the operands of `lost.OPERATOR` behind a result."""
 
     rows: fx.Node
-    result: fx.Node
+    operands: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class ExactRows:
         self.writer, self.plan, self.events = writer, plan, events
 
     def write(self, query: fx.Node, key: fx.Node, value: fx.Node, mask: fx.Node) -> Exact:
-        """Which rows they are, by the mask operand, and their result."""
+        """Which rows they are, by the mask operand, and what computes them."""
         call, plan = self.writer.call, self.plan
         rows = self._chosen(query, key, mask)
         terms, steps = self._steps()
@@ -71,13 +70,15 @@ class ExactRows:
             device = plan.site.output.tensor.device
             seed = call(torch.randint, 0, 2**63 - 1, (1,), dtype=torch.int64, device=device)
         scale = 1.0 if self._followed() else self.writer.number(plan.scale)
-        result = call(lost.OPERATOR, query, key, value, rows, terms, steps, grad, seed, scale, float(dropout))
-        return Exact(rows, result)
+        some = call(torch.any, rows)
+        if plan.problem.device != "cpu":  # waits for the device; once for all sites that `shared` finds to ask the same
+            some = call(torch.Tensor.to, some, "cpu")
+        return Exact(rows, (query, key, value, rows, some, terms, steps, grad, seed, scale, float(dropout)))
 
     def _chosen(self, query: fx.Node, key: fx.Node, mask: fx.Node) -> fx.Node:
         call, plan = self.writer.call, self.plan
         top = call(torch.amax, call(torch.Tensor.detach, mask), -1, True)
-        large = call(torch.ge, top, -no_key(plan.site))
+        large = call(torch.ge, top, coarse_from(rounded_in(plan.site)))
         rows = call(torch.logical_or, call(torch.le, top, self._lowest()), large)
         if plan.mask.near is not None:
             rows = call(torch.logical_or, rows, self._reaches(query, key, top, plan.mask.near))
@@ -87,21 +88,20 @@ class ExactRows:
 
     def _lowest(self) -> float:
         """A row of masks below it is rounded off, or holds nothing but scores that were replaced."""
-        fills = [
-            fill.fill / 2 for fill in self.plan.mask.fills if math.isfinite(fill.fill) and fill.fill <= MINUS_INFINITY
-        ]
+        fills = [fill.fill / 2 for fill in self.plan.mask.fills if math.isfinite(fill.fill) and not fill.near]
         return max([-coarse_from(rounded_in(self.plan.site)), *fills])
 
     def _made_up_for(self) -> fx.Node:
         """Rows with a key whose score was lost beside one number, or replaced by it, and another has brought back."""
-        call, zero = self.writer.call, self.writer.scalar(0.0, torch.float32)
+        call, wide = self.writer.call, torch.promote_types(self.plan.dtype, torch.float32)
+        zero = self.writer.scalar(0.0, wide)
         total, lost = zero, []
         for event in self.events.order:
             node = self.events.node(event)
             if isinstance(event, Fill):
-                total = call(torch.where, node, total, self.writer.scalar(event.fill, torch.float32))
+                total = call(torch.where, node, total, self.writer.scalar(event.fill, wide))
             else:
-                total = call(torch.add, total, call(torch.mul, self.writer.to(node, torch.float32), event.coefficient))
+                total = call(torch.add, total, call(torch.mul, self.writer.to(node, wide), event.coefficient))
             lost.append(call(torch.ge, call(torch.abs, total), coarse_from(rounded_in(self.plan.site))))
         there = call(torch.gt, total, self._lowest())
         found = [call(torch.any, call(torch.logical_and, some, there), -1, True) for some in lost[:-1]]

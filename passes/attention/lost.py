@@ -2,8 +2,9 @@
 
 `torch.ops.optpass.lost_rows`: where every key of a query carries a number like -1e9, its scores are rounded off beside
 it, to steps of 64 or to nothing, and no kernel rounds as the program does. This operator computes such rows alone, with
-the program's own steps in their dtypes, forward and backward; zeros elsewhere. Rows of that kind are rare: where there
-are none it reads one flag per row.
+the program's own steps in their dtypes, forward and backward, in place of what a kernel has made of them. Rows of that
+kind are rare: where there are none it copies the kernel's result, and a flag that was brought to the host once for all
+sites of one mask says so.
 
 Which rows they are, and what the steps are, `rows` says; nothing is decided here.
 """
@@ -20,18 +21,18 @@ import torch
 from torch import Tensor
 
 _LIBRARY: Any = torch.library.Library("optpass", "FRAGMENT")  # type: ignore[no-untyped-call, unused-ignore]
-#: It asks whether there are such rows, which no captured CUDA graph could.
+#: What it does hangs on whether there are such rows, which a captured CUDA graph could not ask.
 _TAGS = tuple(
     tag
     for name in ("flexible_layout", "pt2_compliant_tag", "cudagraph_unsafe")
     if (tag := getattr(torch.Tag, name, None)) is not None
 )
 _OPERANDS = (
-    "Tensor query, Tensor key, Tensor value, Tensor rows, Tensor[] terms, str steps, Tensor? mask, Tensor? seed, "
-    "float scale, float dropout"
+    "Tensor query, Tensor key, Tensor value, Tensor rows, Tensor some, Tensor[] terms, str steps, Tensor? mask, "
+    "Tensor? seed, float scale, float dropout"
 )
-_LIBRARY.define(f"lost_rows({_OPERANDS}) -> Tensor", tags=_TAGS)
-_LIBRARY.define(f"lost_rows_backward(Tensor grad, {_OPERANDS}) -> (Tensor, Tensor, Tensor, Tensor)", tags=_TAGS)
+_LIBRARY.define(f"lost_rows(Tensor result, {_OPERANDS}) -> Tensor", tags=_TAGS)
+_LIBRARY.define(f"lost_rows_backward(Tensor grad, {_OPERANDS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)", tags=_TAGS)
 #: Scores that are held at once.
 _AT_ONCE = 1 << 22
 
@@ -119,8 +120,6 @@ def _chosen(
     query: Tensor, key: Tensor, value: Tensor, rows: Tensor, terms: list[Tensor], steps: str
 ) -> Iterator[_Rows]:
     """The rows that are asked for, as many at once as keep the scores small."""
-    if not bool(rows.any()):
-        return
     batch, _, queries, _ = query.shape
     wide = torch.promote_types(query.dtype, torch.float32)
     rows = rows.expand(batch, rows.shape[1], queries, 1)[..., 0]
@@ -163,45 +162,51 @@ def _generator(seed: Tensor | None, device: torch.device) -> torch.Generator | N
 
 
 def _forward(
-    query: Tensor, key: Tensor, value: Tensor, rows: Tensor, terms: list[Tensor], steps: str,
-    mask: Tensor | None, seed: Tensor | None, scale: float, dropout: float,
+    result: Tensor, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, some: Tensor, terms: list[Tensor],
+    steps: str, mask: Tensor | None, seed: Tensor | None, scale: float, dropout: float,
 ) -> Tensor:  # fmt: skip
-    out = value.new_zeros((*query.shape[:3], value.shape[3]))
+    out = result.clone()
+    if not bool(some):
+        return out
     generator = _generator(seed, query.device)
-    for some in _chosen(query, key, value, rows, terms, steps):
-        weights, factor = some.weights(some.scores(scale)[0], dropout, generator)
+    for part in _chosen(query, key, value, rows, terms, steps):
+        weights, factor = part.weights(part.scores(scale)[0], dropout, generator)
         weights = weights if factor is None else weights * factor
-        hidden = some.hidden()
+        hidden = part.hidden()
         weights = weights if hidden is None else weights.masked_fill(hidden, 0.0)
-        out[some.batch, some.heads, some.at] = (weights @ some.value).to(out.dtype)
+        out[part.batch, part.heads, part.at] = (weights @ part.value).to(out.dtype)
     return out
 
 
 def _backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, terms: list[Tensor], steps: str,
-    mask: Tensor | None, seed: Tensor | None, scale: float, dropout: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, some: Tensor, terms: list[Tensor],
+    steps: str, mask: Tensor | None, seed: Tensor | None, scale: float, dropout: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    if not bool(some):
+        to_mask = query.new_zeros(()) if mask is None else torch.zeros_like(mask)
+        return grad.clone(), torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value), to_mask
     wide = torch.promote_types(query.dtype, torch.float32)
     to_query, to_mask = torch.zeros_like(query), query.new_zeros(() if mask is None else mask.shape, dtype=wide)
     to_key, to_value = (torch.zeros_like(t, dtype=wide) for t in (key, value))
     generator, kv_of = _generator(seed, query.device), _shared(query, key)
-    for some in _chosen(query, key, value, rows, terms, steps):
-        score, passed = some.scores(scale)
-        weights, factor = some.weights(score, dropout, generator)
-        hidden, asked = some.hidden(), grad[some.batch, some.heads][:, some.at].to(wide)
-        flow, used = asked @ some.value.mT, weights
+    for part in _chosen(query, key, value, rows, terms, steps):
+        score, passed = part.scores(scale)
+        weights, factor = part.weights(score, dropout, generator)
+        hidden, asked = part.hidden(), grad[part.batch, part.heads][:, part.at].to(wide)
+        flow, used = asked @ part.value.mT, weights
         if factor is not None:
             flow, used = flow * factor, used * factor
         if hidden is not None:
             flow, used = flow.masked_fill(hidden, 0.0), used.masked_fill(hidden, 0.0)
         flow = (flow - (weights * flow).sum(-1, keepdim=True)) * weights
         if mask is not None:
-            _add_to(to_mask, some, flow)  # of the sum, before anything that was replaced in it
-        flow = _passed(flow, passed) * (scale * some.factor())
-        to_query[some.batch, some.heads, some.at] = (flow @ some.key).to(query.dtype)
-        for total, part in ((to_key, flow.mT @ some.query), (to_value, used.mT @ asked)):
-            total[some.batch].index_add_(0, kv_of[some.heads], part)
-    return to_query, to_key.to(key.dtype), to_value.to(value.dtype), to_mask if mask is None else to_mask.to(mask.dtype)
+            _add_to(to_mask, part, flow)  # of the sum, before anything that was replaced in it
+        flow = _passed(flow, passed) * (scale * part.factor())
+        to_query[part.batch, part.heads, part.at] = (flow @ part.key).to(query.dtype)
+        for total, own in ((to_key, flow.mT @ part.query), (to_value, used.mT @ asked)):
+            total[part.batch].index_add_(0, kv_of[part.heads], own)
+    to_mask = to_mask if mask is None else to_mask.to(mask.dtype)
+    return grad.clone().masked_fill_(rows, 0.0), to_query, to_key.to(key.dtype), to_value.to(value.dtype), to_mask
 
 
 def _passed(flow: Tensor, passed: list[Tensor | float]) -> Tensor:
@@ -211,30 +216,31 @@ def _passed(flow: Tensor, passed: list[Tensor | float]) -> Tensor:
     return flow
 
 
-def _fake_forward(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
-    return value.new_empty((*query.shape[:3], value.shape[3]))
+def _fake_forward(result: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(result)
 
 
 def _fake_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, terms: list[Tensor], steps: str,
-    mask: Tensor | None, *_: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, some: Tensor, terms: list[Tensor],
+    steps: str, mask: Tensor | None, *_: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     to_mask = query.new_empty(()) if mask is None else torch.empty_like(mask)
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), to_mask
+    to_result, to_query, to_key, to_value = (torch.empty_like(t) for t in (grad, query, key, value))
+    return to_result, to_query, to_key, to_value, to_mask
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    query, key, value, rows, terms, steps, mask, seed, *rest = inputs
+    _, query, key, value, rows, some, terms, steps, mask, seed, *rest = inputs
     ctx.options = steps, len(terms), rest
-    ctx.save_for_backward(query, key, value, rows, mask, seed, *terms)
+    ctx.save_for_backward(query, key, value, rows, some, mask, seed, *terms)
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     steps, count, rest = ctx.options
-    query, key, value, rows, mask, seed, *terms = ctx.saved_tensors
-    found = torch.ops.optpass.lost_rows_backward(grad, query, key, value, rows, terms, steps, mask, seed, *rest)
-    to_query, to_key, to_value, to_mask = found
-    return to_query, to_key, to_value, None, [None] * count, None, None if mask is None else to_mask, None, None, None
+    query, key, value, rows, some, mask, seed, *terms = ctx.saved_tensors
+    found = torch.ops.optpass.lost_rows_backward(grad, query, key, value, rows, some, terms, steps, mask, seed, *rest)
+    *others, to_mask = found
+    return *others, None, None, [None] * count, None, None if mask is None else to_mask, None, None, None
 
 
 _LIBRARY.impl("lost_rows", _forward, "CompositeExplicitAutograd")
@@ -243,7 +249,8 @@ torch.library.register_fake("optpass::lost_rows", _fake_forward, lib=_LIBRARY)
 torch.library.register_fake("optpass::lost_rows_backward", _fake_backward, lib=_LIBRARY)
 torch.library.register_autograd("optpass::lost_rows", _gradients, setup_context=_keep, lib=_LIBRARY)
 
-#: `(query, key, value, rows, terms, steps, mask, seed, scale, dropout) -> result`, zeros where `rows` is not set.
+#: `(result, query, key, value, rows, some, terms, steps, mask, seed, scale, dropout)`: `result` with `rows` computed.
+#: some: whether any of `rows` is set, a boolean without dims on the host. result: [batch, heads, queries, width].
 #: query: [batch, heads, queries, depth]; key, value: [batch, kv_heads, keys, ...]; rows: [.., .., queries or 1, 1].
 #: terms: broadcast to the scores, one for each of the `steps` that takes one. These are separated by ';':
 #: `query X DTYPE` and `key X DTYPE` (multiplied and rounded before the product), `round DTYPE`, `times X`, `cap 1` (the

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from optpass.passes.attention import blocks, flex
+from optpass.passes.attention import blocks, flex, lost
 from optpass.passes.attention.axes import Axis, Dims, above, resolve
 from optpass.passes.attention.emit import Writer, tensor_of
 from optpass.passes.attention.exact import Events
@@ -165,8 +165,7 @@ class Rewrite:
         if rows.after is not None:
             result = call(torch.add, result, rows.after)
         if rows.exact is not None:
-            exact = self.writer.to(rows.exact.result, tensor_of(result).dtype)
-            result = call(torch.where, rows.exact.rows, exact, result)
+            result = call(lost.OPERATOR, result, *rows.exact.operands)
         if self.summed:
             result = self.writer.to(result, torch.promote_types(site.output.dtype, torch.float32))
         if isinstance(site.weight, torch.SymFloat) or site.weight != 1.0:

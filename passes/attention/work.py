@@ -28,6 +28,7 @@ from optpass.passes.attention.plan import Plan, plan
 from optpass.passes.attention.positions import compute_masks
 from optpass.passes.attention.rewrite import Layout, Rewrite, place
 from optpass.passes.attention.settings import AttentionConfig
+from optpass.passes.attention.shared import share
 from optpass.passes.attention.site import Blocked, Site
 from optpass.passes.attention.swap import (
     Attachment,
@@ -74,6 +75,7 @@ class GraphWork:
         self.training = torch.is_grad_enabled() and any(_wants_grad(n) for n in gm.graph.nodes)
         self.prover = Prover(self._contents)
         self.done: list[Site] = []
+        self.writers: list[Writer] = []
         self.guarded: set[ContentGuard] = set()
 
     def run(self) -> None:
@@ -92,6 +94,7 @@ class GraphWork:
         if self.done:
             free_of_scores(self.program, self.gm.graph, self.done, self.live, self._writer)
             sweep(self.program, self.gm.graph, self.done, self.live)
+            share(self.gm.graph, self.program, self.writers)
             self.result.changed = True
 
     def _one(self, found: Found) -> None:
@@ -296,7 +299,8 @@ class GraphWork:
         return None if choice.by_default or not preference.available() else choice.kernel
 
     def _writer(self, at: fx.Node, like: Value) -> Writer:
-        return Writer(self.gm.graph, self.program, at, like, self.nodes, self.hints)
+        self.writers.append(Writer(self.gm.graph, self.program, at, like, self.nodes, self.hints))
+        return self.writers[-1]
 
     def _guard(self, proofs: Sequence[MaskFacts]) -> None:
         """The rewrite holds while buffers hold what was proved from them."""

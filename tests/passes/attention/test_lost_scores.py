@@ -58,3 +58,30 @@ def test_float32_is_rounded_by_the_kernel(kernels: Any, compiled: Any, seeded: i
         ours, eager = compiled(attention)(q, k, v, mask), attention(q, k, v, mask)
     assert len(kernels.sdpa) == 1 and not kernels.nodes("lost_rows")
     torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-5)
+
+
+def test_one_mask_is_examined_once(kernels: Any, compiled: Any, seeded: int) -> None:
+    """For all sites that it is added at; a site without gradients and another mask have flags of their own."""
+    torch.manual_seed(seeded)
+    keep, other = (torch.rand(2, 2, 1, 6, 6) < 0.6).to(torch.bfloat16)
+    keep[..., -1, :] = 0.0
+    drawn = torch.randn(3, 2, 4, 6, 8).bfloat16()
+
+    def attention(q: Any, k: Any, v: Any, keep: Any, other: Any) -> Any:
+        for mask in (keep, keep, keep, other):
+            q = q + (q @ k.mT + (1.0 - mask) * -1e4).softmax(-1) @ v
+        with torch.no_grad():
+            apart = (q @ k.mT + (1.0 - keep) * -1e4).softmax(-1) @ v
+        return q + apart
+
+    def run(call: Any) -> list[torch.Tensor]:
+        leaves = [t.clone().requires_grad_() for t in drawn]
+        out = call(*leaves, keep, other)
+        out.sum().backward()
+        return [out.detach(), *(leaf.grad for leaf in leaves)]  # type: ignore[misc]
+
+    ours, eager = run(compiled(attention)), run(attention)
+    lost = kernels.nodes("lost_rows")
+    assert len(lost) == 5 and len({node.args[5] for node in lost}) == 3
+    for mine, theirs in zip(ours, eager, strict=True):
+        assert float((mine - theirs).abs().max()) <= 0.1 * float(theirs.abs().max())

@@ -39,23 +39,30 @@ class Widened(TorchFunctionMode):
     NARROW = (torch.float32, torch.bfloat16, torch.float16)
     CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
 
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in self.CASTS:
             return args[0].double()
+        narrow = [a for a in (*args, *(kwargs or {}).values()) if a in self.NARROW]
         args = tuple(torch.float64 if a in self.NARROW else a for a in args)
         kwargs = {k: torch.float64 if a in self.NARROW else a for k, a in (kwargs or {}).items()}
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        copied = func is torch.Tensor.to and narrow and narrow[0] != self.dtype
+        return result.clone() if copied and result is args[0] else result  # as it is in the program: it may be written
 
 
 @contextlib.contextmanager
-def widened(wide: bool) -> Iterator[None]:
+def widened(wide: bool, dtype: torch.dtype) -> Iterator[None]:
     """See `Widened`; tensors made without a dtype are float64 too."""
     if not wide:
         yield
         return
     torch.set_default_dtype(torch.float64)
     try:
-        with Widened():
+        with Widened(dtype):
             yield
     finally:
         torch.set_default_dtype(torch.float32)
@@ -115,7 +122,7 @@ def execute(program: Program, mode: str, seed: int, *, wide: bool = False, compi
         source = Inputs(seed + index, program.dtype, wide, mode == TRAINING)
         arguments = draw(source)
         torch.manual_seed(seed)
-        with torch.set_grad_enabled(mode == TRAINING), widened(wide):
+        with torch.set_grad_enabled(mode == TRAINING), widened(wide, program.dtype):
             result = call(*arguments)
         outputs = [leaf for leaf in pytree.tree_leaves(result) if leaf is not None]
         if mode == TRAINING:

@@ -184,3 +184,22 @@ def by_the_logarithm_of_the_sum(q, k, v, m):
     """Reformer's softmax: beside -1e5 the logarithm of what is added up is rounded off."""
     s = (q @ k.mT * 8**-0.5).masked_fill((m == 0)[:, None, :, None], -1e5)
     return torch.exp(s - s.logsumexp(-1, keepdim=True)) @ v
+
+
+@suite.equal(lambda r: [*r.qkv(), r.randn(6), r.bools(2, 1, 6, 1), r.bools(2, 3, 6, 6)], dtype=torch.float64)
+def lowest_of_float64_twice(q, k, v, b, m, n):
+    """The lowest number of float64 fills twice beside a bias; float32 cannot hold it."""
+    low = torch.finfo(q.dtype).min
+    return attend(q, k, v, lambda s: (s - b).masked_fill(~m, low).masked_fill(~n, low))
+
+
+@suite.equal(lambda r: [*r.qkv(), r.randn(2, 3, 6, 6), r.bools(2, 1, 1, 6)], dtype=torch.float64)
+def replaced_and_added_then_scaled(q, k, v, b, m):
+    """float64 keeps what is left beside -1e9; the scale that follows makes the fill half of that."""
+    return attend(q, k, v, lambda s: ((s + causal(q) * -1e9).masked_fill(~m.flip(-1), -1e9) + b) * 0.5)
+
+
+@suite.equal(lambda r: [*r.qkv(), r.ints(0, 2, 6, 6)], dtype=torch.float16)
+def raised_by_a_caller(q, k, v, raised):
+    """Numbers from outside that raise scores to where float16 rounds them to steps of 8."""
+    return attend(q, k, v, lambda s: s * 4 + raised.to(s.dtype) * 1e4)
