@@ -11,6 +11,7 @@ from typing import Any
 from torch import fx
 
 from optpass.backend.compat.attention_matcher import shielded
+from optpass.backend.compat.kernel_files import joined
 from optpass.backend.compat.memory_reuse import Work, reusing
 
 try:
@@ -46,13 +47,14 @@ def compile_fx(
         start = time.perf_counter()
         try:
             work = lowered(bool(kwargs.get("is_backward", False))) if lowered is not None else None
-            with shielded(), reusing(work):  # the backward is lowered later, and elsewhere
+            # The backward is lowered later, and elsewhere.
+            with shielded(), reusing(work), joined():
                 return compile_fx_inner(*args, **kwargs)
         finally:
             on_compiled(bool(kwargs.get("is_backward", False)), time.perf_counter() - start)
 
     maybe_warm_pool()
-    with shielded():
+    with shielded(), joined():  # a cache may answer before `timed` is called
         return inductor(gm, inputs, inner_compile=timed, config_patches=config_patches)  # type: ignore[return-value, arg-type, unused-ignore]
 
 

@@ -45,8 +45,8 @@ log = logging.getLogger(__name__)
 FOLLOW = 2
 #: Autograd's own scalars: the gradient that `loss.backward()` begins with, and what is made of it.
 ENGINE_BYTES = 64
-#: Inductor's code of the default plan needs at least this part of what is counted; found between 0.92 and 1.17.
-GENERATED_AT_LEAST = 0.85
+#: The default plan needs at least this part of what is counted; found between 0.92 and 1.17 of what Inductor generates.
+REPLAYED_AT_LEAST = 0.85
 #: How a note begins that says what the next plan needs, where the budget is used in part.
 NEXT = "the next plan, which recomputes less, needs"
 #: Inductor's settings that need less memory than its default ones: tensors keep their layout around convolutions.
@@ -178,7 +178,7 @@ class BudgetPartitioner:
         """The fastest plan found whose replay fits `room`; None for the default one."""
         generated = self.executor == "inductor"
         base: StepReplay | None = None
-        likely = not generated or search.unconstrained * GENERATED_AT_LEAST <= room  # else lowering it is in vain
+        likely = search.unconstrained * REPLAYED_AT_LEAST <= room  # else a replay of it is in vain
         if likely and not self.budget.lenient:
             base = self._replayed_default(joint, default, kwargs)
             follow = FOLLOW * sum(base.saved_bytes.values()) if self.budget.shared else 0
@@ -202,7 +202,7 @@ class BudgetPartitioner:
             self.outcome.notes.append("over the budget in the first step: earlier graphs hold less from the next on")
         elif found.peak > room:
             least = found.peak
-            if least > search.unconstrained * GENERATED_AT_LEAST:  # the search may be wrong about this step
+            if least > search.unconstrained * REPLAYED_AT_LEAST:  # the search may be wrong about this step
                 base = base or self._replayed_default(joint, default, kwargs)
                 least = min(least, self._needed(base))
             if least > room or self.budget.at_optimizer > self.budget.bytes:

@@ -56,6 +56,7 @@ class Refill:
         self._small = len(schedule.operations) <= SMALL
         self._left = EFFORT_SMALL if self._small else EFFORT
         self._seen: set[tuple[int, float]] = set()
+        self._steps: dict[tuple[frozenset[int], frozenset[tuple[int, frozenset[int]]]], int] = {}
 
     def from_states(self, states: Iterable[State]) -> list[Plan]:
         """Plans above each of `states`, as far as the effort allows."""
@@ -71,7 +72,16 @@ class Refill:
         timeline = self.schedule.run(state)
         self._left -= len(timeline.steps)
         self._note(state, timeline)
+        self._steps[_key(state)] = len(timeline.steps)
         return timeline
+
+    def _look(self, state: State) -> None:
+        """Note the plan of `state`, once; the effort is that of looking each time, so that the plans are the same."""
+        steps = self._steps.get(_key(state))
+        if steps is None:
+            self._run(state)
+        else:
+            self._left -= steps
 
     def _note(self, state: State, timeline: Timeline) -> None:
         """Keep the plan if none that is as fast has so small a peak; drop those that it makes needless."""
@@ -129,7 +139,7 @@ class Refill:
             for state in self._between(low.state, high.state):
                 if self._left <= 0:
                     return
-                self._run(state)
+                self._look(state)
 
     def _between(self, low: State, high: State) -> Iterator[State]:
         """From `low` towards `high`: first what costs most to compute again for its bytes; and the same from behind."""
@@ -217,6 +227,12 @@ class Refill:
                     trial = state.copy()
                     trial.evicted[position].discard(s)
                     yield trial
+
+
+def _key(state: State) -> tuple[frozenset[int], frozenset[tuple[int, frozenset[int]]]]:
+    """The same for states of which one timeline follows."""
+    evicted = frozenset((position, frozenset(gone)) for position, gone in state.evicted.items() if gone)
+    return frozenset(state.kept), evicted
 
 
 def _with(state: State, part: Collection[int]) -> State:
