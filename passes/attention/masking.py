@@ -97,7 +97,10 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
     row_free = frozenset(o for o, p in proved if p.kind == "padding" and "q" in _asked(o, frame, True)[1])
     if any(abs(v) > scores.largest for t in terms for v in t.extremes if math.isfinite(v)):
         raise Blocked("masked scores are cast to a dtype where they become infinite", site.output)
-    if exact_rows and site.sink is None and any(t.coarse(scores.added_in, no_key(site)) for t in terms):
+    column = site.sink is not None  # such rows are not computed apart
+    if exact_rows and any(
+        t.raises(scores.added_in) if column else t.coarse(scores.added_in, no_key(site)) for t in terms
+    ):
         raise Blocked("a number is added beside which the scores that stay are rounded off", site.output)
     limit = min(_SMALL, -no_key(site))
     settled = together.row_never_empty and all(t in hiding or t.small(limit) for t in terms)

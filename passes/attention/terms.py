@@ -82,6 +82,10 @@ class Term:
         number = (self.facts.fill or 0.0) * self.bias.coefficient
         return number < 0 and _rounds(number, dtypes) and not self.bias.factors
 
+    def raises(self, dtypes: list[torch.dtype]) -> bool:
+        """Known to raise scores so far that they are rounded off beside it."""
+        return any(v > 0 and _rounds(v, dtypes) for v in self.extremes)
+
     def spares(self, dtypes: list[torch.dtype]) -> bool:
         """Proved not to round off the scores that it is added to."""
         return not _rounds(self.size, dtypes)

@@ -189,3 +189,14 @@ def _low_rows(name: str, number: float) -> None:
 _low_rows("rows of -1e4", -1e4)
 _low_rows("rows of -1e6", -1e6)
 _low_rows("rows of +1e4", 1e4)
+
+
+@suite.decline(
+    plus((3,), (6,)), dtype=torch.bfloat16, why="beside +1e4 the scores of the keys that count are rounded off"
+)
+def raised_beside_a_column(q, k, v, sink, bias):
+    """The mask is subtracted, not added."""
+    low = torch.where(torch.ones(6, 6, dtype=torch.bool).tril(), 0.0, torch.full([], -1e4, dtype=q.dtype))
+    s = bias - (q @ k.mT * 8**-0.5 + low)
+    s = torch.cat([s, sink.view(1, 3, 1, 1).expand(2, 3, 6, 1)], -1)
+    return s.softmax(-1)[..., :-1] @ v
