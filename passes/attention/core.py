@@ -31,8 +31,11 @@ from optpass.passes.attention.picks import apply_picks, take_part
 from optpass.passes.attention.scores import Reader
 from optpass.passes.attention.sinks import appended
 from optpass.passes.attention.site import Blocked, Fill, Operand, Scores, Site
-from optpass.passes.attention.unseen import ONE_VECTOR, Unseen, is_parameter
+from optpass.passes.attention.unseen import ONE_VECTOR, Unseen, element_wise, is_parameter, of_single_numbers
 from optpass.passes.attention.walk import NoSoftmaxError, SumError, Walk, Weights, stands_between
+
+#: Below it exponentials are 0 in any dtype.
+_NO_EXPONENTIAL = -1e3
 
 
 @dataclass
@@ -65,6 +68,11 @@ def find(
     for value in program.values:
         if value.name in ONE_VECTOR and any(factor in behind for factor in value.inputs()):
             yield Found(value, blocked=Blocked(f"the product with v is {value.name}, of a single vector", value))
+        if of_single_numbers(value) and any(factor in behind for factor in value.inputs()):
+            yield Found(value, blocked=Blocked("there is a single key, whose weight is 1", value))
+        if any(factor in behind for factor in element_wise(value)):
+            reason = "the product with v is written as a sum of products of elements"
+            yield Found(value, blocked=Blocked(reason, value))
         if value.name not in PRODUCTS:
             continue
         if value.name in ("baddbmm", "addmm") and arg(value, "beta") != 0:
@@ -80,6 +88,11 @@ def find(
 def _both_ways(product: Value) -> tuple[tuple[Value, Value], tuple[Value, Value]]:
     left, right = product_operands(product)
     return (left, right), (right, left)
+
+
+def _vanishes(fill: Fill, scores: Scores) -> bool:
+    """Whether the exponential of a fill is 0, as minus infinity's: no maximum is taken off it, and nothing added."""
+    return not fill.lifted and not fill.late and scores.floor is None and fill.fill + scores.offset < _NO_EXPONENTIAL
 
 
 class _Weights(Weights):
@@ -162,6 +175,8 @@ class _Weights(Weights):
         output, out_dims = self.product, self.out_dims
         if self.finished is not None:
             output, out_dims, softmax = self.finished.output, self.finished.dims, self.finished.output
+        if softmax.name in ("div", "mul"):
+            scores.fills = [replace(f, fill=-math.inf, near=False) if _vanishes(f, scores) else f for f in scores.fills]
         site = Site(
             output, resolve(out_dims), self.out_dims[-2:], value, scores, self.keys, softmax, sink,
             walk.dropout, walk.dropout_value, weight, walk.weights, walk.zeroed, [*walk.passed, *scores.values],

@@ -168,17 +168,13 @@ class ExactRows:
     def _steps(self) -> tuple[list[fx.Node], str]:
         """What happens to a score up to the softmax, for `lost.OPERATOR`."""
         scores, terms = self.plan.site.scores, []
-        steps = self._scaled()
+        steps, followed = self._scaled(), self._followed()
         for event in self.events.order:
             terms.append(self.events.node(event))
             if isinstance(event, Fill):
-                steps.append(f"fill {event.fill!r}")
-                continue
-            if event.rounded is None:
-                raise Blocked(
-                    "rows without a single key are rounded once more than can be followed", self.plan.site.output
-                )
-            steps += [f"add {event.coefficient!r}", *(f"round {_name(dtype)}" for dtype in event.rounded)]
+                steps.append(f"fill {event.written if event.late and followed else event.fill!r}")
+            else:
+                steps += self._added(event, followed)
         if scores.floor is not None:
             if self.plan.problem.mask_grad:
                 raise Blocked("scores that a bias was added to are clamped, and it learns", self.plan.site.output)
@@ -188,6 +184,18 @@ class ExactRows:
         if self.plan.site.zeroed:
             steps.append(f"hide {next(i for i, e in enumerate(self.events.order) if isinstance(e, Fill))}")
         return terms, ";".join(steps)
+
+    def _added(self, bias: Bias, followed: bool) -> list[str]:
+        """A bias and what is done to the sum; where the scale is not followed, it is scaled before, which is the same
+        for powers of two alone."""
+        after = bias.after
+        scaled = [] if after is None else [float(step.split()[1]) for step in after if step.startswith("times")]
+        if after is None or not (followed or all(abs(math.frexp(number)[0]) == 0.5 for number in scaled)):
+            reason = "rows without a single key are rounded once more than can be followed"
+            raise Blocked(reason, self.plan.site.output)
+        if followed:
+            return [f"add {bias.written!r}", *after]
+        return [f"add {bias.coefficient!r}", *(step for step in after if not step.startswith("times"))]
 
 
 def _name(dtype: torch.dtype) -> str:

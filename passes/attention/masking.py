@@ -81,6 +81,7 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
             raise Blocked("weights are set to zero where their scores were not masked", site.output)
     if any(v == math.inf for t in terms for v in t.extremes):
         raise Blocked("plus infinity is added to scores", site.output)
+    _in_range(site, terms)
     if not facts:
         return MaskPlan("none", proofs=proofs)
     hiding = [t for t in terms if t.hides or t.rounds_off(scores.added_in)]
@@ -175,7 +176,21 @@ def _at_the_floor(site: Site, terms: list[Term]) -> float:
 
 def _divides(site: Site) -> bool:
     """`exp(x) / sum` without the maximum taken off: rows of large numbers are 0 / 0."""
-    return site.softmax.name in ("div", "mul") and not site.scores.shifted
+    return _is_quotient(site) and not site.scores.centred
+
+
+def _is_quotient(site: Site) -> bool:
+    return site.softmax.name in ("div", "mul")
+
+
+def _in_range(site: Site, terms: list[Term]) -> None:
+    """Exponentials that are divided by their sum must not be known to be infinite, or all of them 0."""
+    scores = site.scores
+    most = math.log(torch.finfo(scores.dtypes[-1]).max)
+    added = 0.0 if scores.centred else max((v for t in terms for v in t.extremes), default=0.0)
+    for number in (scores.offset, scores.offset + added):
+        if _is_quotient(site) and abs(number) >= most:
+            raise Blocked(f"{number:g} is added to what exponentials are made of, beyond their range", site.softmax)
 
 
 def by_logarithm(site: Site) -> bool:

@@ -78,6 +78,8 @@ def shifts_rows(candidate: Value, scores: Value, dims: Dims, keys: tuple[Axis, .
 
     `dims` are the axes of `scores`; the maximum must keep a place for the dim that it is taken over.
     """
+    if candidate.name == "expand" and candidate.dim == scores.dim and candidate.args[0].dim == scores.dim:
+        candidate = candidate.args[0]
     maximum = candidate
     while maximum.name in ("detach", "alias", "unsqueeze"):
         maximum = maximum.args[0]

@@ -19,7 +19,7 @@ from optpass.passes.attention.masking import MaskPlan, plan_mask
 from optpass.passes.attention.masks import Prover
 from optpass.passes.attention.operands import exact_cast
 from optpass.passes.attention.problem import Problem
-from optpass.passes.attention.site import Bias, Blocked, Factor, Number, Site
+from optpass.passes.attention.site import Bias, Blocked, Factor, Number, Operand, Site
 
 
 @dataclass
@@ -74,6 +74,8 @@ def plan(site: Site, *, prover: Prover, exact_rows: bool, training: bool, sizes:
     # Dropout by FlexAttention divides by the sums of rows, as a backward does: they must not be lost.
     sums = training or bool(site.dropout)
     mask = plan_mask(site, frame, prover, exact_rows=exact_rows, training=sums)
+    if training and _learns(site.output) and not any(_learns(operand.value) for operand in _read(site, mask)):
+        raise Blocked("gradients flow to what its result does not depend on, and to nothing else", site.output)
     dtype = _dtype(site)
     if site.cancels:  # results and gradients do, and a kernel's are rounded one by one
         dtype = torch.promote_types(dtype, torch.float32)
@@ -93,6 +95,21 @@ def _check_factors(site: Site, frame: Frame, query: list[Factor], key: list[Fact
                 raise Blocked(reason, factor.operand.value)
     if (query or key) and site.scores.softcaps:
         raise Blocked("scores are multiplied by a tensor before they are capped", site.output)
+
+
+def _read(site: Site, mask: MaskPlan) -> list[Operand]:
+    """All that a kernel gets of a site but what hides keys."""
+    scores = site.scores
+    factors = [*scores.factors, *site.weights, *(f for b in mask.biases for f in b.factors)]
+    products = [scores.query, scores.key, *(o for part in scores.parts for o in (part.query, part.key))]
+    return [*products, site.value, *(f.operand for f in factors), *(b.operand for b in mask.biases),
+            *([] if site.sink is None else [site.sink])]  # fmt: skip
+
+
+def _learns(value: Value) -> bool:
+    """Whether autograd records what `value` comes from."""
+    made = None if value.node is None else value.node.meta.get("example_value")
+    return not isinstance(made, torch.Tensor) or made.requires_grad
 
 
 def _dtype(site: Site) -> torch.dtype:

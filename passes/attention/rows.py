@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -102,8 +103,30 @@ class EmptyRows:
         exact = ExactRows(self.writer, self.plan, self.events).write(query, key, value, mask)
         if self.plan.problem.training or self.plan.site.dropout:  # of these numbers a backward makes nothing wrong
             zero = self.writer.scalar(0.0, tensor_of(mask).dtype)
-            mask = self.writer.call(torch.where, exact.rows, zero, self._shifted(mask)[0])
+            mask = self.writer.call(torch.where, exact.rows, zero, self._shifted(self._shifted_apart(mask))[0])
         return Rows(query, value, mask, exact=exact)
+
+    def _shifted_apart(self, mask: fx.Node) -> fx.Node:
+        """The mask; numbers that are known to be large are taken off a row before anything smaller is added to them.
+
+        Beside -1e4 a bias would be rounded to steps of .001, on its way to a sum with the score that is rounded too.
+        """
+        call, plan, dtype = self.writer.call, self.plan.mask, tensor_of(mask).dtype
+        if plan.fills or self.plan.site.scores.floor is not None:
+            return mask
+        large: list[fx.Node] = []
+        rest: list[fx.Node] = []
+        for bias, facts in zip(plan.biases, plan.facts, strict=True):
+            node = self.events.node(bias)
+            have = tensor_of(node).dtype
+            if not have.is_floating_point or torch.finfo(have).max > torch.finfo(dtype).max:
+                return mask
+            known = not bias.factors and any(abs(v * bias.coefficient) >= _LARGE for v in facts.values)
+            (large if known else rest).append(call(torch.mul, self.writer.to(node, dtype), bias.coefficient))
+        if not large or not rest:
+            return mask
+        total = functools.partial(functools.reduce, functools.partial(call, torch.add))
+        return call(torch.add, self._shifted(total(large))[0], total(rest))
 
     def _shifted(self, mask: fx.Node) -> tuple[fx.Node, fx.Node]:
         """The mask with its maximum taken off rows where that is large, and the size of that.

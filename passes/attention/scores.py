@@ -107,10 +107,10 @@ class Reader:
             raise Blocked("the product sums over a dim of size 1", value)
         rows, columns, batch = dims[-2], dims[-1], dims[:-2]
         keys = set(self.keys)
-        if keys == set(columns):
+        if keys <= set(columns):  # the rest of them tells keys apart that all queries have in common
             query, key = Operand(left, (*batch, rows, inner)), Operand(right, (*batch, inner, columns))
             side = rows
-        elif keys == set(rows):
+        elif keys <= set(rows):
             query, key = Operand(right, (*batch, inner, columns)), Operand(left, (*batch, rows, inner))
             side = columns
         else:
@@ -151,9 +151,7 @@ class Reader:
         scores.dtypes.append(value.dtype)
         if scores.biases:  # a sum with a large number is rounded once more, as if it were made in this dtype
             scores.added_in.append(value.dtype)
-            last = scores.biases[-1]
-            if last.rounded is not None:
-                scores.biases[-1] = replace(last, rounded=(*last.rounded, value.dtype))
+            _then(scores, f"round {_name(value.dtype)}")
             scores.largest = min(scores.largest, torch.finfo(value.dtype).max)
         scores.fills = [replace(f, fill=_rounded(f.fill, value.dtype)) for f in scores.fills]
         return scores
@@ -174,19 +172,22 @@ class Reader:
     def scaled_by(self, scores: Scores, number: Number, value: Value) -> None:
         """Scores as they are after `value`, which multiplies them by a number; changes `scores`."""
         _not_floored(scores, value)
-        scores.steps.append(("times", number))
         if isinstance(number, torch.SymFloat):
-            if scores.fills or scores.biases:
+            if scores.fills or scores.biases or scores.offset:
                 raise Blocked("masked or biased scores are scaled by a number made of sizes", value)
+            scores.steps.append(("times", number))
             scores.scale *= number
             return
         if scores.fills and number < 0:
             raise Blocked("masked scores change their sign", value)
         scores.scale *= number
-        exact = abs(math.frexp(number)[0]) == 0.5  # a power of two: sums are rounded alike before and after
-        scores.biases = [
-            replace(b, coefficient=b.coefficient * number, rounded=b.rounded if exact else None) for b in scores.biases
-        ]
+        scores.offset *= number
+        scores.centred = scores.centred and number > 0
+        scores.biases = [replace(b, coefficient=b.coefficient * number) for b in scores.biases]
+        if scores.biases:
+            _then(scores, f"times {number!r}", f"round {_name(value.dtype)}")
+        else:
+            scores.steps.append(("times", number))
         scores.fills = [replace(f, fill=_rounded(f.fill * number, value.dtype)) for f in scores.fills]
 
     def _factor(self, value: Value, dims: Dims) -> Scores:
@@ -204,8 +205,11 @@ class Reader:
             raise Blocked("scores are multiplied by a tensor over queries and keys", value)
         if scores.softcaps:
             raise Blocked("capped scores are multiplied by a tensor", value)
+        if scores.shifted and any(set(flat(f.operand.dims)) & set(self.keys) for f in factors):
+            raise Blocked("shifted scores are multiplied by a tensor over keys", value)
         scores.factors.extend(factors)
-        scores.biases = [replace(b, factors=(*b.factors, *factors), rounded=None) for b in scores.biases]
+        scores.centred = False
+        scores.biases = [replace(b, factors=(*b.factors, *factors), after=None) for b in scores.biases]
         return scores
 
     def _separate(self, operand: Operand, scores: Scores, *, inverse: bool) -> list[Factor] | None:
@@ -246,8 +250,17 @@ class Reader:
             return scores
         if value.name == "sub" and shifts_rows(right, left, dims, self.keys):
             scores = self.read(left, dims)  # softmax does not change when a row is shifted by its own maximum
-            scores.shifted = True
+            scores.shifted, scores.offset = True, 0.0
+            scores.centred = right.dim > 0  # the maximum of all rows leaves those of large negative numbers far below
+            scores.fills = [replace(f, lifted=True) for f in scores.fills]
             scores.shifts.extend(row_maximum_values(right, left))
+            scores.values.extend(scores.shifts)
+            return scores
+        if value.name == "sub" and shifts_rows(left, right, dims, self.keys):
+            scores = self.read(right, dims)  # the other way round: the least score of a row gets the largest weight
+            self._times(scores, b, value)
+            scores.shifted, scores.offset = True, 0.0
+            scores.shifts.extend(row_maximum_values(left, right))
             scores.values.extend(scores.shifts)
             return scores
         try:
@@ -298,6 +311,7 @@ class Reader:
         if abs(number * times) * torch.finfo(value.dtype).eps >= 1.0:
             raise Blocked(f"scores are shifted by {number * times:g}, beside which they are rounded off", value)
         scores.shifted = True
+        scores.offset += number * times
 
     def _addcmul(self, value: Value, dims: Dims) -> Scores:
         """`x + number · a · b`, where one of a and b leads to the product and the other is one number."""
@@ -317,8 +331,9 @@ class Reader:
         if _writes_nan(operand.value):
             raise Blocked("NaN is added to the scores", operand.value)
         scores.added_in.append(dtype)
-        scores.biases.append(Bias(operand, coefficient, rounded=(dtype,)))
-        scores.fills = [replace(f, late=f.late + 1) for f in scores.fills]
+        scores.centred = False
+        scores.biases.append(Bias(operand, coefficient, written=coefficient, after=(f"round {_name(dtype)}",)))
+        scores.fills = [replace(f, late=f.late + 1, written=f.written if f.late else f.fill) for f in scores.fills]
 
     def _masked_fill(self, value: Value, dims: Dims) -> Scores:
         source, mask, fill = value.args[0], value.args[1], value.args[2]
@@ -355,6 +370,7 @@ class Reader:
         near = number > max(MINUS_INFINITY, torch.finfo(value.dtype).min)
         scores.fills.append(Fill(Operand(mask, broadcast(dims, mask.shape)), keep_when, number, near=near))
         scores.held += held
+        scores.centred = False
         return scores
 
     def _number(self, item: Any) -> tuple[bool | int | float | None, tuple[Value, ...]]:
@@ -435,6 +451,17 @@ def _not_floored(scores: Scores, value: Value) -> None:
     """What clamping made of the scores is what the softmax reads, but for casts that hold it and shifts of rows."""
     if scores.floor is not None:
         raise Blocked(f"scores that were clamped go on to {value.name or 'an addition'} before the softmax", value)
+
+
+def _then(scores: Scores, *steps: str) -> None:
+    """What is done to a sum with a bias."""
+    last = scores.biases[-1]
+    if last.after is not None:
+        scores.biases[-1] = replace(last, after=(*last.after, *steps))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _rounded(number: float, dtype: torch.dtype) -> float:

@@ -47,28 +47,34 @@ class Factor:
 class Bias:
     """`coefficient · operand · factors`, added to the scores.
 
-    `rounded`: dtypes that the sum is rounded to, in order; None where more than that is done to it.
+    `written`: the coefficient that it was added with, before the sum was scaled. `after`: what was done to the sum
+    before anything else was added, as steps of `lost.OPERATOR`; None where that is more than rounding and scaling.
     """
 
     operand: Operand
     coefficient: float = 1.0
     factors: tuple[Factor, ...] = ()
-    rounded: tuple[torch.dtype, ...] | None = None
+    written: float = 1.0
+    after: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Fill:
     """`where(mask == keep_when, scores, fill)`: a masked score is replaced, and its gradient is cut.
 
-    `late`: bias terms that were added after the fill; they are part of masked scores too. `near`: a score could be as
-    low as the number that was written; `fill` is what later factors have made of it.
+    `late`: bias terms that were added after the fill; they are part of masked scores too. `written`: what `fill` was
+    when the first of them was added. `near`: a score could be as
+    low as the number that was written; `fill` is what later factors have made of it. `lifted`: a maximum was taken off
+    it, which may be itself.
     """
 
     mask: Operand
     keep_when: bool
     fill: float
     late: int = 0
+    written: float = 0.0
     near: bool = False
+    lifted: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,7 @@ class Scores:
         rows, contraction: atoms of the query side of the product, and of the axis that it sums over.
         scale: number that multiplies the product.
         steps: what made the scale: ('query', a) and ('key', a) before the product, ('times', a) and ('cap', 1), tanh,
-            after it.
+            after it, until something was added.
         parts: more products, which are added to the first.
         factors: tensors that multiply it.
         biases, fills, softcaps: in the order in which they are applied.
@@ -117,6 +123,8 @@ class Scores:
         largest: beyond it a sum with a bias is infinite, for it is cast to a dtype that holds no more.
         floor: what they are not let below, after all that is named above.
         shifted: True where a constant was added to rows: nothing to a softmax, but not to a softcap that follows.
+        centred: True where the maximum of each row was taken off, and nothing was masked or added to its keys since.
+        offset: sum of the numbers that were added to all scores, since the maximum was taken off.
         binary: numbers that scores are multiplied by, and that must be 0 or 1.
         shifts: what makes the maxima that rows are shifted by.
         held: buffers that must go on holding the numbers of the fills.
@@ -141,6 +149,8 @@ class Scores:
     largest: float = math.inf
     floor: Floor | None = None
     shifted: bool = False
+    centred: bool = False
+    offset: float = 0.0
     binary: tuple[Operand, ...] = ()
     shifts: list[Value] = field(default_factory=list)
     held: tuple[Value, ...] = ()

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 import torch
+from torch import fx
 
 from optpass.passes.attention import softmaxes
+from optpass.passes.attention.axes import is_one
 from optpass.passes.attention.ir import Program, Value
 from optpass.passes.attention.operands import FLOATS, PRODUCTS
 
@@ -22,6 +24,13 @@ _ENDS = frozenset(
     "mean logsumexp amax max amin min argmax cumsum sort argsort topk multinomial nonzero embedding grid_sampler_2d "
     "nll_loss_forward".split()
 )
+#: Functions that multiply matrices, by name.
+_MULTIPLY = frozenset("matmul bmm baddbmm mm einsum".split())
+#: Functions after which a value is another quantity, beside `_ENDS`.
+_OTHER = frozenset("linear layer_norm rms_norm group_norm batch_norm cross_entropy _autograd_grad".split())
+#: Where a transform of `torch.func` that differentiates begins and ends.
+_ENTERS = frozenset({"_grad_increment_nesting", "_jvp_increment_nesting"})
+_LEAVES = frozenset({"_grad_decrement_nesting", "_jvp_decrement_nesting"})
 _LAYOUT = frozenset("t transpose permute view _unsafe_view reshape expand unsqueeze squeeze alias detach".split())
 
 
@@ -37,7 +46,7 @@ class Unseen:
             self._see(value)
 
     def _see(self, value: Value) -> None:
-        if value.name in PRODUCTS or value.name in ONE_VECTOR:
+        if value.name in PRODUCTS or value.name in ONE_VECTOR or of_single_numbers(value):
             self.taken.update(self.weights[factor] for factor in value.inputs() if factor in self.weights)
             if not any(is_parameter(factor) for factor in value.inputs()):
                 self.scores.add(value)
@@ -71,6 +80,48 @@ class Unseen:
         """Whether a value is another quantity than what it is made of, or made of nothing that is known."""
         given = value.leaf != "" and (value.leaf != "opaque" or value.node in self.program.closed)
         return given or value.name in _ENDS or value.dtype not in FLOATS
+
+
+def of_single_numbers(value: Value) -> bool:
+    """Whether an einsum sums over a dim of size 1, of keys or of heads: PyTorch multiplies elements then."""
+    node = value.node
+    if value.name != "mul" or node is None or getattr(node.target, "__name__", "") != "einsum":
+        return False
+    given, _, made = str(node.args[0]).replace(" ", "").partition("->")
+    return not set(given) - {",", "."} <= set(made)
+
+
+def element_wise(value: Value) -> tuple[Value, ...]:
+    """The two factors of a matrix product that is written as `(a.unsqueeze(-1) * b).sum(dim)`; () if it is none."""
+    product = value.args[0] if value.name == "sum" and value.args[1] else None
+    factors = tuple(a for a in product.inputs()) if product is not None and product.name == "mul" else ()
+    if product is None or len(factors) != 2 or any(f.dim != product.dim for f in factors):
+        return ()
+    dims = {d % product.dim for d in value.args[1]}
+    shared = not any(is_one(f.shape[d]) for f in factors for d in dims)
+    broadcast = [any(is_one(f.shape[d]) and not is_one(product.shape[d]) for d in range(product.dim)) for f in factors]
+    return factors if shared and any(broadcast) else ()
+
+
+def under_transforms(graph: fx.Graph) -> Iterator[fx.Node]:
+    """Products with v inside of `torch.func.grad` and its kin, which are not looked into: the nodes that make them."""
+    inside, scores, weights = 0, set[fx.Node](), set[fx.Node]()
+    for node in graph.nodes:
+        name = str(getattr(node.target, "__name__", node.target)) if node.op.startswith("call") else ""
+        inside += name in _ENTERS
+        inside -= name in _LEAVES
+        sources = set(node.all_input_nodes)
+        if not inside or not name or name in _ENDS or name in _OTHER:
+            continue
+        if name in _MULTIPLY:
+            if sources & weights:
+                yield node
+            elif len(sources) > 1:
+                scores.add(node)
+        elif sources & weights or (sources & scores and "softmax" in name):
+            weights.add(node)
+        elif sources & scores:
+            scores.add(node)
 
 
 def is_parameter(value: Value) -> bool:

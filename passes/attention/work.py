@@ -19,7 +19,6 @@ from optpass.errors import ConfigError
 from optpass.passes.attention import flex, gate, preference, words
 from optpass.passes.attention.core import Found, find
 from optpass.passes.attention.emit import Writer, returned_by
-from optpass.passes.attention.frame import frame_of
 from optpass.passes.attention.hints import Hints
 from optpass.passes.attention.ir import Value
 from optpass.passes.attention.lower import lower
@@ -40,6 +39,7 @@ from optpass.passes.attention.swap import (
 )
 from optpass.passes.attention.sweep import free_of_scores, sweep
 from optpass.passes.attention.targets import Choice, arch_of, choose, kernels, usable
+from optpass.passes.attention.unseen import under_transforms
 from optpass.passes.contract import ContentGuard, PassContext, PassResult
 from optpass.passes.devices import DeviceSpec
 from optpass.passes.source import locate
@@ -91,6 +91,9 @@ class GraphWork:
                 self._one(candidate)
             except Blocked as blocked:
                 self._decline(candidate, blocked)
+        for node in under_transforms(self.gm.graph):
+            reason = "it is differentiated by a transform of torch.func inside the graph, which is not looked into"
+            self._file_declined(node, node, reason)
         if self.done:
             free_of_scores(self.program, self.gm.graph, self.done, self.live, self._writer)
             sweep(self.program, self.gm.graph, self.done, self.live)
@@ -98,23 +101,16 @@ class GraphWork:
             self.result.changed = True
 
     def _one(self, found: Found) -> None:
+        """Where products that are added up cannot be one, the second of them is a bias."""
         if found.blocked is not None:
             raise found.blocked
-        parts = [self._decided(site) for site in self._joined(found).sites]
-        self._write(parts)
-
-    def _joined(self, found: Found) -> Found:
-        """`found`; where products that are added up cannot be one, the second of them as a bias."""
         try:
-            for site in found.sites:
-                self._check(site)
-                frame_of(site)
-        except Blocked:
+            self._write([self._decided(site) for site in found.sites])
+        except Blocked as blocked:
             joined = any(site.scores.parts for site in found.sites)
-            if not joined or found.product not in self._apart:
+            if not joined or blocked.cost or found.product not in self._apart:
                 raise
-            return self._apart[found.product]
-        return found
+            self._write([self._decided(site) for site in self._apart[found.product].sites])
 
     @functools.cached_property
     def _apart(self) -> dict[Value, Found]:
@@ -317,12 +313,17 @@ class GraphWork:
     def _decline(self, found: Found, blocked: Blocked) -> None:
         node = (blocked.value.node if blocked.value is not None else None) or found.product.node
         assert node is not None and found.product.node is not None
-        source = locate(found.product.node)
+        before = words.before(found.sites[0]) if found.sites else ""
+        self._file_declined(node, found.product.node, blocked.reason, before, blocked.cost)
+
+    def _file_declined(
+        self, node: fx.Node, product: fx.Node, reason: str, before: str = "", cost: dict[str, float] | None = None
+    ) -> None:
+        source = locate(product)
         self.result.declined.append(
             Record(
                 kind="attention", file=source.file, line=source.line, module=source.module, node=node.name,
-                reason=blocked.reason, before=words.before(found.sites[0]) if found.sites else "",
-                cost=blocked.cost,
+                reason=reason, before=before, cost=cost or {},
             )
         )  # fmt: skip
 

@@ -65,6 +65,20 @@ def at_a_break(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return weights @ v
 
 
+def differentiated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.func.grad(lambda q: ((q @ k.mT).softmax(-1) @ v).sum())(q.detach())
+
+
+def single_numbers(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.einsum("bhqd,bhkd->bhqk", q[..., :1], k[..., :1, :1])
+    return torch.einsum("bhqk,bhkd->bhqd", scores.softmax(-1), v[..., :1, :])
+
+
+def pooled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = (k @ q[:, :, 0, :, None]).softmax(-2)
+    return (weights * v).sum(-2)
+
+
 PROGRAMS: dict[Callable[..., Tensor], str] = {
     own_gradient: r"between .* stands an operation that is not looked into \(autograd_function_apply\)",
     many_operations: "between .* stands sin",
@@ -72,6 +86,9 @@ PROGRAMS: dict[Callable[..., Tensor], str] = {
     added_to_something: "baddbmm adds the product with v",
     recomputed: "between .* stands .*checkpoint",
     under_a_condition: r"between .* stands .* \(cond\)",
+    differentiated: r"a transform of torch.func",
+    single_numbers: "there is a single key",
+    pooled: "written as a sum of products of elements",
     at_a_break: "the weights leave the graph before they meet v",
 }
 

@@ -64,6 +64,13 @@ def einsum_over_groups(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.einsum("bhgns,bhsd->bhgnd", scores.softmax(-1), v).flatten(1, 2)
 
 
+@form(lambda s: [rand(s.batch, s.length, s.dim), *(rand(5, s.keys, s.dim) for _ in range(2))])
+def every_text_over_every_image(text: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Retrieval: one product of all queries and all keys, a softmax over those of each image."""
+    scores = torch.einsum("aqd,bkd->abqk", text, keys) / text.shape[-1] ** 0.5
+    return torch.einsum("abqk,bkd->abqd", scores.softmax(-1), values)
+
+
 @form(lambda s: [rand(s.batch, s.heads, s.length, s.dim), *(rand(s.batch, 1, s.length, s.dim) for _ in range(2))])
 def one_key_head_by_broadcast(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5, dim=-1) @ v

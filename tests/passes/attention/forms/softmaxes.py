@@ -25,6 +25,14 @@ def float_then_type_as(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 @form()
+def least_score_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """DANet: scores are taken off the maximum of their row."""
+    energy = q @ k.mT
+    energy = torch.max(energy, -1, keepdim=True)[0].expand_as(energy) - energy
+    return energy.softmax(-1) @ v
+
+
+@form()
 def products_in_float32(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Diffusers with `upcast_attention`: the scores are computed in float32, the weights cast back."""
     scores = torch.matmul(q.float(), k.float().transpose(-1, -2)) * q.shape[-1] ** -0.5

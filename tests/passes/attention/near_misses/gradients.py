@@ -284,3 +284,9 @@ def gradient_inside(q, k, v):
 def scaled_gradient_of_value(q, k, v):
     """v + (v * 0.5 - v.detach() * 0.5): half as much gradient more."""
     return attend(q, k, v + (v * 0.5 - v.detach() * 0.5))
+
+
+@suite.equal(lambda r: [*(r.randn(6, 6, 8, grad=False) for _ in "qkv"), r.randn(6, 6, 6)], modes=ONLY)
+def gradient_of_what_is_not_read(q, k, v, bias):
+    """With a beta of 0 only what is not added asks for a gradient, which is zeros."""
+    return torch.baddbmm(bias, q, k.mT, beta=0, alpha=0.3).softmax(-1) @ v

@@ -203,3 +203,22 @@ def replaced_and_added_then_scaled(q, k, v, b, m):
 def raised_by_a_caller(q, k, v, raised):
     """Numbers from outside that raise scores to where float16 rounds them to steps of 8."""
     return attend(q, k, v, lambda s: s * 4 + raised.to(s.dtype) * 1e4)
+
+
+@suite.equal(with_bias)
+def sums_then_scaled(q, k, v, b, m):
+    """The scale comes last, as in Transformer-XL, and is no power of two: what is left beside -1e9 is rounded again."""
+    scores = (q @ k.mT + (1.0 - m.to(q.dtype)) * -1e9) / 3 + b
+    return (scores * 0.7).masked_fill(causal(q).bool(), LOW).softmax(-1) @ v
+
+
+@suite.equal(with_bias, dtype=torch.bfloat16)
+def replaced_then_biased_then_scaled(q, k, v, b, m):
+    """What replaced a score is scaled with the bias that was added to it."""
+    return ((((q @ k.mT).masked_fill(~m, -1e9) + b) * 0.3) + (1.0 - m.to(q.dtype)) * -1e4).softmax(-1) @ v
+
+
+@suite.equal(lambda r: [*r.qkv(2, 4, 6, 8), r.randn(4, 6, 8), r.bools(2, 1, 6, 6, full="one")])
+def two_products_then_scaled(q, k, v, p, m):
+    """The second product is a bias, for as one product they are rounded once less."""
+    return ((q @ k.mT + q @ p.mT + (1.0 - m.to(q.dtype)) * -1e4) / 3).softmax(-1) @ v

@@ -52,6 +52,8 @@ _add("decline", "minus logsumexp over queries", "exp(s - logsumexp over dim -2)"
      lambda s: (s - s.logsumexp(-2, keepdim=True)).exp(), quiet=True)  # fmt: skip
 _add("decline", "max over queries", "the maximum subtracted is the key's own, which does not cancel",
      lambda s: (e := (s - s.amax(-2, keepdim=True)).exp()) / (e.sum(-1, keepdim=True)), quiet=True)  # fmt: skip
+_add("decline", "max over queries minus scores", "taken off the maximum of the key, which does not cancel",
+     lambda s: (s.amax(-2, keepdim=True).expand_as(s) - s).softmax(-1))  # fmt: skip
 _add("decline", "max over heads", "subtracting the maximum over heads changes the softmax over keys",
      lambda s: (s - s.amax(1, keepdim=True)).softmax(-1))  # fmt: skip
 _add("equal", "one added", "quiet softmax: the denominator has one more, a sink of logit 0",

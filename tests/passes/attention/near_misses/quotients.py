@@ -52,6 +52,32 @@ _add("decline", "masked, with a number in the sum", "weights that were normalise
      lambda s: (p := s.softmax(-1) * TRIANGLE.to(s.dtype)) / (p.sum(-1, keepdim=True) + 1e-6))  # fmt: skip
 
 
+def _apart(s):
+    return (e := s.exp()) / e.sum(-1, keepdim=True)
+
+
+def _some(r):
+    return [*r.qkv(), r.bools(6, 6, full="one")]
+
+
+for number in (-5.0, 0.0):
+    _add("equal", f"filled, then {number:g}", "a row of -1e9 is 0 / 0 where no maximum is taken off it",
+         lambda s, m, number=number: _apart(s.masked_fill(~m, -1e9) + number), _some)  # fmt: skip
+for number in (-1e4, -1e9):
+    _add("equal", f"{number:g} after the maximum", "a row that is filled after its maximum was taken off is 0 / 0",
+         lambda s, m, number=number: _apart(_low(s).masked_fill(~m, number)), _some)  # fmt: skip
+_add("decline", "-1e9 added after the maximum", "a row of it is 0 / 0, whatever was taken off before",
+     lambda s, m: _apart(_low(s) + torch.where(m, 0.0, -1e9)), _some)  # fmt: skip
+_add("decline", "maximum of all rows", "a row of -1e9 is 0 / 0 beside the maximum of another row",
+     lambda s, m: _apart((t := s.masked_fill(~m, -1e9)) - t.max().detach()), _some)  # fmt: skip
+_add("decline", "low exponentials", "all of them are 0", lambda s: _apart(s - 1e5))
+_add("decline", "low exponentials of 2", "all of them are 0", lambda s: (e := (s - 1e5).exp2()) / e.sum(-1, True))
+_add("decline", "high exponentials", "those that a bool raises are infinite",
+     lambda s, m: _apart(s + 1e4 * m), _some)  # fmt: skip
+_add("decline", "shifted scores times keys", "what was added to all scores differs from key to key afterwards",
+     lambda s, m: ((s + 5.0) * m).softmax(-1), lambda r: [*r.qkv(), r.randn(6)])  # fmt: skip
+
+
 @suite.decline(quiet=True)
 def divided_behind_by_sums_over_queries(q, k, v):
     """The product is divided by the sums over the other dim."""
