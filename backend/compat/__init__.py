@@ -31,6 +31,7 @@ from optpass.backend.compat.dynamo import lookup_backend as lookup_backend
 from optpass.backend.compat.dynamo import needs_values as needs_values
 from optpass.backend.compat.dynamo import quiet_dynamo as quiet_dynamo
 from optpass.backend.compat.dynamo import reset_dynamo as reset_dynamo
+from optpass.backend.compat.dynamo import tensors_of_call as tensors_of_call
 from optpass.backend.compat.dynamo import trace_artifact as trace_artifact
 from optpass.backend.compat.dynamo import tracing as tracing
 from optpass.backend.compat.inductor import HAS_PASS_HOOKS as HAS_PASS_HOOKS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,22 @@ def compile_id() -> str:
 
     current = CompileContext.current_compile_id()
     return str(current) if current is not None else ""
+
+
+def tensors_of_call() -> list[torch.Tensor]:
+    """Tensors that the call was given which Dynamo compiles, read by its graph or not, in containers too. None where it
+    is not called by the user: behind a graph break, and without Dynamo."""
+    from torch._dynamo import symbolic_convert
+
+    now = getattr(getattr(symbolic_convert, "tls", None), "current_tx", None)
+    root = getattr(getattr(now, "output", None), "root_tx", None)
+    code, variables = getattr(root, "f_code", None), getattr(root, "f_locals", None)
+    if code is None or not isinstance(variables, dict) or code.co_name.startswith("torch_dynamo_resume_in"):
+        return []
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    values = [variables.get(name) for name in code.co_varnames[:count]]
+    return [t for t in torch.utils._pytree.tree_leaves(values) if isinstance(t, torch.Tensor)]
 
 
 class PlanningMode(FakeTensorMode):  # type: ignore[no-untyped-call, unused-ignore]

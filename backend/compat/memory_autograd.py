@@ -153,19 +153,29 @@ def tensors_of_callers() -> list[torch.Tensor]:
             asked = asked or _frame_of(frame)
     roots = asked.f_locals.get("t_outputs", ()) if asked is not None else ()
     found = {id(root): root for root in roots if isinstance(root, torch.Tensor)}
+    found.update((id(part), part) for part in _held_by_callers(asked, ("torch.",)))
+    del frame, asked
+    return list(found.values())
+
+
+def tensors_around_compile() -> list[torch.Tensor]:
+    """Tensors that the functions hold in whose call a graph is being compiled, as `tensors_of_callers` has them."""
+    return list(_held_by_callers(sys._getframe(), ("torch.", "optpass.")))
+
+
+def _held_by_callers(frame: Any, passed_over: tuple[str, ...]) -> Iterator[torch.Tensor]:
+    """What `frame` and those behind it hold, without those of modules whose names begin so."""
     left = _CALLERS
-    while asked is not None and left:
-        if not str(asked.f_globals.get("__name__", "")).startswith("torch."):
+    while frame is not None and left:
+        if not str(frame.f_globals.get("__name__", "")).startswith(passed_over):
             left -= 1
-            read = [asked.f_globals.get(name) for name in asked.f_code.co_names]
-            for value in (*_variables_of(asked), *read):
+            read = [frame.f_globals.get(name) for name in frame.f_code.co_names]
+            for value in (*_variables_of(frame), *read):
                 values = value.values() if isinstance(value, dict) else value
                 for part in values if isinstance(value, (list, tuple, dict)) else (value,):
                     if isinstance(part, torch.Tensor):
-                        found[id(part)] = part
-        asked = asked.f_back
-    del frame, asked
-    return list(found.values())
+                        yield part
+        frame = frame.f_back
 
 
 def _variables_of(frame: Any) -> list[Any]:

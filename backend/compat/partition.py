@@ -24,12 +24,20 @@ def prepare(joint: fx.GraphModule) -> None:
 
     joint.graph.eliminate_dead_code()
     if getattr(config, "cse", True):
-        joint.graph = fx_graph_cse(joint.graph)
-    joint.recompile()
+        joint.graph = fx_graph_cse(joint.graph)  # writes its code anew, too
+    else:
+        joint.recompile()
     for name in ("force_save_collectives", "force_save_effectful_ops", "force_save_bw_mutation_src"):
         mark = getattr(partitioners, name, None)
         if mark is not None:
             mark(joint)
+
+
+def module_of(root: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
+    """A module of `graph`, whose code is written when it is first run: most are only read."""
+    from torch.fx import _lazy_graph_module
+
+    return getattr(_lazy_graph_module, "_LazyGraphModule", fx.GraphModule)(root, graph)
 
 
 def save(node: fx.Node) -> None:

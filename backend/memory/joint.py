@@ -76,12 +76,23 @@ def between_graphs(joint: fx.GraphModule) -> Tail:
     return Tail(False, 0, 0, sum(int(hint(t.numel())) * t.element_size() for t in _tangents(joint)))
 
 
-def targets_of(joint: fx.GraphModule) -> int:
-    """Bytes of what cross entropy outside of the graph reads beside the outputs: an index of a class for each row."""
+def targets_of(joint: fx.GraphModule, around: Iterable[tuple[int, int]] = ()) -> int:
+    """Bytes of what a loss outside of the graph reads beside the outputs: of what the caller holds, as many values as
+    an output has, else what cross entropy reads, an index of a class for each row.
+
+    Args:
+        around: elements and bytes of tensors that the caller holds and the graph does not read.
+    """
     values = _tangents(joint)
-    if any(t.dim() == 0 for t in values) or _like_inputs(joint, values):
+    if any(t.dim() == 0 for t in values):
         return 0
-    return sum(INDEX_BYTES * int(hint(t.numel())) // max(int(hint(t.shape[-1])), 1) for t in values)
+    held, found = dict(around), 0
+    for t in values:
+        found = max(found, held.get(int(hint(t.numel())), 0))
+    if _like_inputs(joint, values):
+        return found
+    rows = sum(INDEX_BYTES * int(hint(t.numel())) // max(int(hint(t.shape[-1])), 1) for t in values)
+    return max(found, rows)
 
 
 def _tangents(joint: fx.GraphModule) -> list[torch.Tensor]:

@@ -37,6 +37,7 @@ from optpass.passes.memory.plan import Ledger, MemoryPlan
 from optpass.passes.memory.problem import Problem, reads_of_changed_inputs
 from optpass.passes.memory.schedule import FrozenState, State, Timeline
 from optpass.passes.memory.search import Search
+from optpass.passes.memory.uncollected import uncollected
 from optpass.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class Budget:
         settled: it is for a step that was seen.
         lenient: where nothing fits, the plan beside which most is left is taken: the step is under way, and the next
             one is planned anew.
+        around: elements and bytes of tensors that the caller holds and the graph does not read: its loss may.
         where: what set the budget, for messages.
         notes: what was assumed.
     """
@@ -85,6 +87,7 @@ class Budget:
     state: tuple[int, FrozenState] | None = None
     settled: bool = False
     lenient: bool = False
+    around: tuple[tuple[int, int], ...] = ()
     where: str = ""
     notes: tuple[str, ...] = ()
 
@@ -122,7 +125,12 @@ class BudgetPartitioner:
         Raises:
             BudgetInfeasibleError: no plan fits.
         """
-        copied = fx.GraphModule(joint, snapshot.copy_graph(joint.graph, keep=True))
+        # What Inductor makes for each replay holds much in cycles, and is collected.
+        with contextlib.nullcontext() if self.executor == "inductor" else uncollected():
+            return self._split(joint, joint_inputs, kwargs)
+
+    def _split(self, joint: fx.GraphModule, joint_inputs: Any, kwargs: dict[str, Any]) -> Modules:
+        copied = parts.module_of(joint, snapshot.copy_graph(joint.graph, keep=True))
         copied.meta.update(joint.meta)
         for node in reads_of_changed_inputs(copied.graph):
             parts.save(node)  # torch's partitioner computes them again from the input as it is after the change
@@ -131,26 +139,27 @@ class BudgetPartitioner:
         self.sizes = sizes_in(joint.graph)
         if self.executor == "inductor":
             accumulate_in_place(joint)
-        if self.budget.tail is None:
-            inputs = self.budget.statics.inputs + targets_of(joint)
-            self.budget = replace(self.budget, statics=replace(self.budget.statics, inputs=inputs))
-        likely, *less = self._assumed(joint)
-        try:
-            return self._planned(joint, default, likely, kwargs)
-        except BudgetInfeasibleError as error:  # what nobody has seen may need less than what is likely
-            named = error
-        for tail in less:
+        named: BudgetInfeasibleError | None = None
+        given = self.budget.statics
+        assumed = self._assumed(joint)
+        for tail, targets in assumed:
+            self.budget = replace(self.budget, statics=replace(given, inputs=given.inputs + targets))
             try:
                 return self._planned(joint, default, tail, kwargs)
-            except BudgetInfeasibleError as error:
-                named = error if self.budget.shared else named
+            except BudgetInfeasibleError as error:  # what nobody has seen may need less than what is likely
+                named = error if tail == assumed[0][0] or self.budget.shared else named
+        assert named is not None
         raise named
 
-    def _assumed(self, joint: fx.GraphModule) -> tuple[Tail, ...]:
-        """What happens between forward and backward, as it was seen, or what may: the likely, then what needs less."""
+    def _assumed(self, joint: fx.GraphModule) -> list[tuple[Tail, int]]:
+        """What happens between forward and backward, and bytes of what a loss there reads: as they were seen, or the
+        likely, first with what the caller holds, then what needs less."""
         if self.budget.tail is not None:
-            return (self.budget.tail,)
-        return (tails_of(joint)[-1], between_graphs(joint)) if self.budget.shared else tails_of(joint)
+            return [(self.budget.tail, 0)]
+        tails = (tails_of(joint)[-1], between_graphs(joint)) if self.budget.shared else tails_of(joint)
+        plain = targets_of(joint)
+        found = [(tails[0], targets_of(joint, self.budget.around)), *((tail, plain) for tail in tails)]
+        return list(dict.fromkeys(found))
 
     def _planned(self, joint: fx.GraphModule, default: Modules, tail: Tail, kwargs: dict[str, Any]) -> Modules:
         """The graph split with `tail` between its halves."""
@@ -243,10 +252,11 @@ class BudgetPartitioner:
         self, joint: fx.GraphModule, problem: Problem, timeline: Timeline, kwargs: dict[str, Any],
         settings: dict[str, Any],
     ) -> Trial:  # fmt: skip
-        written, saved = rewrite(joint, problem, timeline)
         n_outputs = kwargs["num_fwd_outputs"]
         static = kwargs.get("static_lifetime_input_indices") or ()
-        modules = parts.finish(*parts.extract(written, saved, n_outputs, static))
+        with uncollected():
+            written, saved = rewrite(joint, problem, timeline, parts.module_of)
+            modules = parts.finish(*parts.extract(written, saved, n_outputs, static))
         replay = self._replay(modules, n_outputs, self.tail, settings=settings, improve=least_peak)
         return Trial(modules, timeline, replay, self.budget.follow)
 

@@ -7,7 +7,7 @@ earlier graphs of the same step hold is counted too, where a model is compiled i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,7 +33,9 @@ class StepTensors:
 
     Attributes:
         parameters: with their positions among the inputs; only those that are trained can get gradients.
-        buffers, inputs: everything else.
+        buffers, inputs: everything else; with what the call was given that no graph reads.
+        unread: that, weakly.
+        around: elements and bytes of other tensors that the caller holds.
         module_tensors: positions of those buffers that are inputs of the graph.
     """
 
@@ -41,10 +43,16 @@ class StepTensors:
     buffers: tuple[torch.Tensor, ...]
     inputs: tuple[torch.Tensor, ...]
     module_tensors: tuple[int, ...] = ()
+    unread: Stores = field(default_factory=Stores)
+    around: tuple[tuple[int, int], ...] = ()
 
     @classmethod
-    def of(cls, gm: fx.GraphModule, values: Sequence[Any]) -> StepTensors:
-        """Those of a Dynamo graph and the values it is compiled with."""
+    def of(
+        cls, gm: fx.GraphModule, values: Sequence[Any], call: Iterable[torch.Tensor] = (),
+        around: Iterable[torch.Tensor] = (),
+    ) -> StepTensors:  # fmt: skip
+        """Those of a Dynamo graph and the values it is compiled with; `call`: what the user's call was given; `around`:
+        what its caller holds."""
         parameters: list[tuple[int, torch.Tensor]] = []
         buffers: list[torch.Tensor] = []
         inputs: list[torch.Tensor] = []
@@ -61,7 +69,14 @@ class StepTensors:
                     lent.append(position)
         held = [getattr(gm, str(n.target), None) for n in gm.graph.find_nodes(op="get_attr")]
         buffers += [value for value in held if isinstance(value, torch.Tensor)]
-        return cls(tuple(parameters), tuple(buffers), tuple(inputs), tuple(lent))
+        unread = [t for t in call if not isinstance(t, nn.Parameter)]
+        inputs += [t for t in unread if all(t is not other for other in (*inputs, *buffers))]
+        read = Stores([*(p for _, p in parameters), *buffers, *inputs])
+        plain = [t for t in around if not t.requires_grad and type(t) is torch.Tensor and t.layout == torch.strided]
+        others = {(t.numel(), t.nbytes) for t in plain if not read.has(t.untyped_storage())}
+        return cls(
+            tuple(parameters), tuple(buffers), tuple(inputs), tuple(lent), Stores(unread), tuple(sorted(others)),
+        )  # fmt: skip
 
     @property
     def trained(self) -> list[torch.Tensor]:
@@ -131,6 +146,7 @@ def budget_of(
         shared=more_follow or expected.crowded,
         lenient=expected.crowded,
         tail=expected.tail,
+        around=tensors.around,
         where=where,
         notes=(*optimizer.notes, *expected.notes),
     )

@@ -8,6 +8,8 @@ read: they never hold a storage for longer than the plan does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import fx
 
@@ -21,13 +23,17 @@ from optpass.passes.memory.schedule import Timeline
 RECOMPUTED = "optpass_recomputed"
 
 
-def rewrite(joint: fx.GraphModule, problem: Problem, timeline: Timeline) -> tuple[fx.GraphModule, list[fx.Node]]:
+def rewrite(
+    joint: fx.GraphModule, problem: Problem, timeline: Timeline,
+    module: Callable[[fx.GraphModule, fx.Graph], fx.GraphModule] = fx.GraphModule,
+) -> tuple[fx.GraphModule, list[fx.Node]]:  # fmt: skip
     """The joint graph as the plan has it.
 
     Args:
         joint: the joint graph that `problem` describes; left as it is.
         problem: the step.
         timeline: the plan.
+        module: makes the module of the attributes of one and a graph.
 
     Returns:
         A module with the inputs and outputs of `joint`, and its nodes to save: one per storage that the plan keeps,
@@ -36,7 +42,10 @@ def rewrite(joint: fx.GraphModule, problem: Problem, timeline: Timeline) -> tupl
     Raises:
         PassError: the plan reads what is neither saved nor computed.
     """
-    return _Writer(joint, problem, timeline).write()
+    graph, saved = _Writer(joint, problem, timeline).write()
+    written = module(joint, graph)
+    written.meta.update(joint.meta)
+    return written, saved
 
 
 class _Writer:
@@ -51,7 +60,7 @@ class _Writer:
         self._given: set[str] = set()
         self._operations = {o.node.name: o for o in problem.operations}
 
-    def write(self) -> tuple[fx.GraphModule, list[fx.Node]]:
+    def write(self) -> tuple[fx.Graph, list[fx.Node]]:
         forward = self._forward()
         saved = self._saved(forward)
         for index in self.timeline.steps:
@@ -60,9 +69,7 @@ class _Writer:
                 self._compute(operation.node, again=not operation.backward, alone=not operation.forward)
         self._output(forward)
         self.graph.lint()
-        module = fx.GraphModule(self.joint, self.graph)
-        module.meta.update(self.joint.meta)
-        return module, saved
+        return self.graph, saved
 
     def _forward(self) -> dict[str, fx.Node]:
         """Everything that does not depend on a tangent, as it is; what nobody reads is dead code by the end."""

@@ -9,8 +9,9 @@ executor nothing here has an effect.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,22 +22,25 @@ from optpass.passes.roofline.fusion import REALIZE_ACCUMULATED_READS, REALIZE_RE
 Bytes = NDArray[np.int64]
 
 
-@dataclass
 class Steps:
     """Steps in order, and the values that they make and read.
 
     Attributes:
         operations: operation of each step.
         storage, birth: of each value: its storage, and the step that makes it; -1 for one that is there before.
-        uses: for each value, the steps that read it, ascending.
         reads: for each step, the values that it reads.
+        read, reader: for each of these reads, step by step: the value, and the step.
+        last: of each value, the last step that reads it; that which makes it where nobody does.
     """
 
-    operations: Sequence[int]
-    storage: Sequence[int]
-    birth: Sequence[int]
-    uses: Sequence[Sequence[int]]
-    reads: Sequence[Sequence[int]]
+    def __init__(self, operations: Sequence[int], storage: Bytes, birth: Bytes, reads: Sequence[Sequence[int]]) -> None:
+        self.operations, self.storage, self.birth, self.reads = operations, storage, birth, reads
+        n = len(operations)
+        counts = np.fromiter(map(len, reads), dtype=np.int64, count=n)
+        self.read = np.fromiter(chain.from_iterable(reads), dtype=np.int64, count=int(counts.sum()))
+        self.reader = np.repeat(np.arange(n), counts)
+        self.last = birth.copy()
+        self.last[self.read] = self.reader  # of equal places, the last one counts
 
 
 @dataclass
@@ -67,79 +71,77 @@ class Fusion:
     def __init__(self, operations: Sequence[Operation], sizes: Bytes) -> None:
         self.sizes = sizes
         self.any = any(o.fusing.inlined for o in operations)
-        self._inlined = [o.fusing.inlined and len(o.outputs) == 1 for o in operations]
-        self._reads = [o.fusing.reads for o in operations]
+        self._inlined = np.array([o.fusing.inlined and len(o.outputs) == 1 for o in operations], dtype=bool)
+        self._reads = np.array([o.fusing.reads for o in operations], dtype=bool)
         self._heavy = [o.fusing.heavy for o in operations]
         self._overwrites = np.array([o.fusing.overwrites for o in operations], dtype=bool)
 
-    def stored(self, steps: Steps, lasting: Collection[int]) -> Stored:
-        """What of `steps` is stored. `lasting`: storages that live on behind the last step."""
-        if not self.any:
-            return self._alone(steps)
-        inside = self._inside(steps, lasting)
-        last = self._last(steps, inside)
-        storage = np.asarray(steps.storage, dtype=np.int64)
-        birth = np.asarray(steps.birth, dtype=np.int64)
-        size = self.sizes[storage]
-        hidden = np.array([b >= 0 and inside[b] for b in steps.birth], dtype=bool)
-        size[hidden] = 0
-        return Stored(inside, last, size, self._overwritten(steps, lasting, storage, birth, last, size))
-
-    def _alone(self, steps: Steps) -> Stored:
-        """Every step is a kernel of its own."""
-        last = np.array([u[-1] if u else b for u, b in zip(steps.uses, steps.birth, strict=True)], dtype=np.int64)
+    def stored(self, steps: Steps, lasting: NDArray[np.bool_]) -> Stored:
+        """What of `steps` is stored. `lasting`: for each storage, whether it lives on behind the last step."""
         n = len(steps.operations)
-        sizes = self.sizes[np.asarray(steps.storage, dtype=np.int64)]
-        return Stored([False] * n, last, sizes, np.zeros(n, dtype=np.int64))
+        size = self.sizes[steps.storage]
+        if not self.any:  # every step is a kernel of its own
+            return Stored([False] * n, steps.last.copy(), size, np.zeros(n, dtype=np.int64))
+        lives_on = lasting[steps.storage]
+        inside = self._inside(steps, lives_on)
+        last = self._last(steps, inside)
+        made = steps.birth >= 0
+        size[made] *= ~np.array(inside, dtype=bool)[steps.birth[made]]
+        return Stored(inside, last, size, self._overwritten(steps, lives_on, last, size))
 
-    def _inside(self, steps: Steps, lasting: Collection[int]) -> list[bool]:
+    def _inside(self, steps: Steps, lives_on: NDArray[np.bool_]) -> list[bool]:
         """Step by step, as Inductor lowers: what is inlined hands on what it reads."""
-        operations = steps.operations
-        kernels = [0]  # kernels of their own before each step
-        for o in operations:
-            kernels.append(kernels[-1] + (not self._reads[o]))
-        inside = [False] * len(operations)
-        count = [0] * len(operations)  # stored values that each step reads
-        heavy = [False] * len(operations)
-        for value, step in enumerate(steps.birth):
-            if step < 0 or not self._inlined[operations[step]]:
-                continue
+        operations, reads, n = steps.operations, steps.reads, len(steps.operations)
+        inside = [False] * n
+        if not n:
+            return inside
+        at = np.array(operations, dtype=np.int64)
+        alone = ~self._reads[at]
+        kernels = np.cumsum(alone) - alone  # kernels of their own before each step
+        uses = np.bincount(steps.read, minlength=len(steps.storage))
+        wanted = (steps.birth >= 0) & (uses > 0) & ~lives_on
+        wanted[steps.read[alone[steps.reader]]] = False
+        wanted[wanted] = self._inlined[at[steps.birth[wanted]]]
+        values = np.flatnonzero(wanted)
+        made = steps.birth[values]
+        whole = (kernels[steps.last[values]] == kernels[made]).tolist()  # within one kernel
+        reused = (uses[values] > 1).tolist()
+        hidden: dict[int, tuple[int, bool]] = {}  # values inside: stored ones that they read, and whether they are dear
+        for value, step, together, again in zip(values.tolist(), made.tolist(), whole, reused, strict=True):
             number, dear = 0, self._heavy[operations[step]]
-            for read in steps.reads[step]:
-                made = steps.birth[read]
-                hidden = made >= 0 and inside[made]
-                number += count[made] if hidden else 1
-                dear = dear or (hidden and heavy[made])
-            count[step], heavy[step] = number, dear
-            uses = steps.uses[value]
-            if not uses or steps.storage[value] in lasting or not all(self._reads[operations[u]] for u in uses):
-                continue
-            reused = len(uses) > 1 and (dear or number > REALIZE_READS)
-            stored = reused or number > REALIZE_ACCUMULATED_READS
-            inside[step] = not stored or kernels[uses[-1]] == kernels[step]
-            if stored:  # within one kernel
-                count[step], heavy[step] = 1, False
+            for read in reads[step]:
+                if read in hidden:
+                    more, heavy = hidden[read]
+                    number += more
+                    dear = dear or heavy
+                else:
+                    number += 1
+            stored = number > REALIZE_ACCUMULATED_READS or (again and (dear or number > REALIZE_READS))
+            if not stored or together:
+                inside[step] = True
+                hidden[value] = (1, False) if stored else (number, dear)
         return inside
 
     def _last(self, steps: Steps, inside: Sequence[bool]) -> Bytes:
-        end = list(range(len(steps.operations)))  # last step at which what a step does is done
-        last = [0] * len(steps.storage)
-        for value in range(len(last) - 1, -1, -1):
-            uses, birth = steps.uses[value], steps.birth[value]
-            last[value] = max(end[u] for u in uses) if uses else birth
-            if birth >= 0 and inside[birth]:
-                end[birth] = last[value]
+        """What a step inside others reads is read to where these are done."""
+        found = steps.last.copy()
+        if not inside:
+            return found
+        hidden = np.flatnonzero(np.array(inside, dtype=bool)[steps.birth] & (steps.birth >= 0))
+        last: list[int] = found.tolist()
+        for value, made in zip(hidden[::-1].tolist(), steps.birth[hidden[::-1]].tolist(), strict=True):
+            end = last[value]
+            for read in steps.reads[made]:
+                if last[read] < end:
+                    last[read] = end
         return np.array(last, dtype=np.int64)
 
-    def _overwritten(
-        self, steps: Steps, lasting: Collection[int], storage: Bytes, birth: Bytes, last: Bytes, size: Bytes
-    ) -> Bytes:
-        n = len(steps.operations)
+    def _overwritten(self, steps: Steps, lives_on: NDArray[np.bool_], last: Bytes, size: Bytes) -> Bytes:
+        n, birth = len(steps.operations), steps.birth
         found = np.zeros(n, dtype=np.int64)
-        if not n or not len(storage):
+        if not n or not len(birth):
             return found
         at = np.asarray(steps.operations, dtype=np.int64)
-        lives_on = np.isin(storage, np.fromiter(lasting, dtype=np.int64, count=len(lasting)))
         most = int(size.max(initial=0)) + 1
         dying = (last > birth) & ~lives_on & (size > 0)
         results = (birth >= 0) & (size > 0)

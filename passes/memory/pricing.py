@@ -14,6 +14,7 @@ from torch import fx
 from optpass.passes.contract import AtenGraph
 from optpass.passes.devices import DeviceSpec
 from optpass.passes.memory.problem import Price
+from optpass.passes.memory.uncollected import uncollected
 from optpass.passes.memory.workspace import Library, workspace_bytes
 from optpass.passes.roofline.analysis import program_of
 from optpass.passes.roofline.lowering import Fusing, fusing_of
@@ -21,6 +22,7 @@ from optpass.passes.roofline.price import Priced, price
 from optpass.reporting.model import Op
 
 
+@uncollected()
 def node_prices(
     graph: fx.Graph,
     device: DeviceSpec,

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from optpass.passes.memory.schedule import Schedule, State, Timeline
+from optpass.passes.memory.uncollected import uncollected
 
 #: Operations that all timelines tried may have together: what bounds the time that this takes.
 EFFORT = 300_000
@@ -58,6 +59,7 @@ class Refill:
         self._seen: set[tuple[int, float]] = set()
         self._steps: dict[tuple[frozenset[int], frozenset[tuple[int, frozenset[int]]]], int] = {}
 
+    @uncollected()
     def from_states(self, states: Iterable[State]) -> list[Plan]:
         """Plans above each of `states`, as far as the effort allows."""
         share = self._left // STARTS

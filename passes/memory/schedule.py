@@ -8,14 +8,18 @@ for an executor that frees at last use.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import itemgetter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from optpass.passes.memory.fused import Bytes, Fusion, Steps
 from optpass.passes.memory.problem import Problem
 from optpass.passes.memory.sequence import tightened
+from optpass.passes.memory.timeline import Timeline as Timeline
 
 #: What is kept, and what is not held at which positions.
 FrozenState = tuple[tuple[int, ...], tuple[tuple[int, tuple[int, ...]], ...]]
@@ -48,43 +52,6 @@ class State:
         return cls(set(frozen[0]), {p: set(v) for p, v in frozen[1]})
 
 
-@dataclass(slots=True)
-class Timeline:
-    """One backward as it would run.
-
-    Attributes:
-        steps: operation of each step.
-        anchors: position in the backward (`Schedule.anchors`) that each step belongs to.
-        reads: for each step, the instance of each input.
-        storage, birth, last: of each instance: its storage, the step that made it (-1: kept from the forward), and the
-            last step that reads it, inside whatever kernel that is.
-        uses: for each instance, the steps that read it, ascending.
-        bytes: of each instance; 0 for one that is never stored.
-        inside: for each step, whether its result is computed inside its readers.
-        saved: storages kept from the forward, with their instances.
-        forward, backward: bytes live during each operation of the forward, and during each step.
-        boundary: bytes live between the two.
-        peak: the largest of all.
-        recomputed_s: time of the steps that are no backward operation.
-    """
-
-    steps: list[int]
-    anchors: list[int]
-    reads: list[tuple[int, ...]]
-    storage: list[int]
-    birth: list[int]
-    last: list[int]
-    uses: list[list[int]]
-    saved: dict[int, int]
-    forward: Bytes
-    backward: Bytes
-    boundary: int
-    peak: int
-    recomputed_s: float
-    bytes: Bytes
-    inside: list[bool]
-
-
 class Schedule:
     """The timelines of one problem."""
 
@@ -97,55 +64,63 @@ class Schedule:
         self.given = [s.given and not s.tangent for s in problem.storages]
         self.tangents = [s.index for s in problem.storages if s.tangent]
         self._inputs = [tuple(s for s in o.inputs if not self.given[s]) for o in problem.operations]
+        self._getters = [_getter(inputs) for inputs in self._inputs]
         self._outputs = [o.outputs for o in problem.operations]
+        self._made_by = np.array([len(o.outputs) for o in problem.operations], dtype=np.int64)
         self._seconds = [o.seconds for o in problem.operations]
         self._workspace = np.array([o.workspace for o in problem.operations], dtype=np.int64)
         self._producer = [s.producer for s in problem.storages]
-        self._held, self._tangents = frozenset(problem.forward_outputs), frozenset(self.tangents)
-        self._lent = np.isin(np.arange(len(self.sizes)), list(self._held))
+        self._held = frozenset(problem.forward_outputs)
+        self._lent = self._among(self._held)
+        self._tangent = self._among(self.tangents)
         self._output_bytes = int(self.sizes[self._lent].sum())
         self._tangent_bytes = int(self.sizes[self.tangents].sum())
         self._forward_made = {s for i in self.order for s in self.operations[i].outputs}
         given = {s for s, there in enumerate(self.given) if there}
         backward = [o.index for o in problem.operations if o.backward]
         self.anchors = tightened(problem.operations, backward, self.sizes.tolist(), self._held | given)
+        self._walked = [(a, self._getters[a], self._outputs[a]) for a in self.anchors]
+        self._anchored = np.zeros(len(problem.operations), dtype=np.int64)
+        self._anchored[self.anchors] = 1
         self._profile()
+
+    def _among(self, storages: Collection[int]) -> NDArray[np.bool_]:
+        """For each storage, whether it is one of `storages`."""
+        found = np.zeros(len(self.sizes), dtype=bool)
+        found[list(storages)] = True
+        return found
 
     # ---- the forward --------------------------------------------------------------------------------------------
 
     def _profile(self) -> None:
         """Bytes live during each forward operation if nothing were kept, and where each storage is last used."""
-        made: dict[int, int] = {}
-        uses: dict[int, list[int]] = {}
-        for i, index in enumerate(self.order):
-            for s in self._inputs[index]:
-                uses[s].append(i)
+        value: dict[int, int] = {}
+        reads: list[tuple[int, ...]] = []
+        birth: list[int] = []
+        for step, index in enumerate(self.order):
+            reads.append(tuple(value[s] for s in self._inputs[index]))
             for s in self.operations[index].outputs:
-                made[s], uses[s] = i, []
-        value = {s: v for v, s in enumerate(made)}
-        reads = [[value[s] for s in self._inputs[index]] for index in self.order]
-        steps = Steps(self.order, list(made), list(made.values()), list(uses.values()), reads)
-        stored = self.fusion.stored(steps, self._held)
+                value[s] = len(birth)
+                birth.append(step)
+        made, start = np.array(list(value), dtype=np.int64), np.array(birth, dtype=np.int64)
+        stored = self.fusion.stored(Steps(self.order, made, start, reads), self._lent)
         n = len(self.order)
         change = np.zeros(n + 1, dtype=np.int64)
-        self.forward_last = dict(zip(made, stored.last.tolist(), strict=True))
-        #: Position in the forward behind which keeping a storage takes bytes.
-        self._kept_from: dict[int, int] = {}
-        for (s, start), size in zip(made.items(), stored.bytes.tolist(), strict=True):
-            change[start] += size
-            change[n if s in self._held else self.forward_last[s] + 1] -= size
-            self._kept_from[s] = start - 1 if stored.inside[start] else self.forward_last[s]
-        self.forward_inside = {s for s, start in made.items() if stored.inside[start]}
+        np.add.at(change, start, stored.bytes)
+        np.add.at(change, np.where(self._lent[made], n, stored.last + 1), -stored.bytes)
+        self.forward_last = dict(zip(made.tolist(), stored.last.tolist(), strict=True))
+        inside = np.array(stored.inside, dtype=bool)[start]
+        #: Position in the forward behind which keeping a storage takes bytes; at its end for what takes none.
+        self._kept_from = np.full(len(self.sizes), n, dtype=np.int64)
+        self._kept_from[made] = np.where(self._lent[made], n, np.where(inside, start - 1, stored.last) + 1)
+        self.forward_inside = set(made[inside].tolist())
         self._bare = np.cumsum(change)[:n] - stored.overwritten
         self._bare += self._workspace[self.order]
 
-    def _forward(self, saved: Iterable[int]) -> Bytes:
+    def _forward(self, saved: Bytes) -> Bytes:
         n = len(self.order)
         change = np.zeros(n + 1, dtype=np.int64)
-        for s in saved:
-            if s not in self._held and s in self.forward_last:
-                change[self._kept_from[s] + 1] += self.sizes[s]
-        change[n] = 0
+        np.add.at(change, self._kept_from[saved], self.sizes[saved])
         result: Bytes = self._bare + np.cumsum(change)[:n]
         return result
 
@@ -158,14 +133,16 @@ class Schedule:
         return self._measure(walk)
 
     def _measure(self, walk: _Walk) -> Timeline:
-        saved = {s: i for i, s in enumerate(walk.storage[: walk.given]) if walk.uses[i] and s not in self._tangents}
+        values = walk.values()
+        storage, birth = values.storage, values.birth
+        read = (values.last[: walk.given] >= 0) & ~self._tangent[storage[: walk.given]]
+        instances = np.flatnonzero(read)
+        saved = storage[instances]
         n = len(walk.steps)
-        storage = np.array(walk.storage, dtype=np.int64)
-        birth = np.array(walk.birth, dtype=np.int64)
-        stored = self.fusion.stored(Steps(walk.steps, walk.storage, walk.birth, walk.uses, walk.reads), self._held)
+        stored = self.fusion.stored(values, self._lent)
         last, size = stored.last, stored.bytes
         if self.problem.tangents_held:
-            last[np.isin(storage, self.tangents)] = n - 1
+            last[self._tangent[storage]] = n - 1
         change = np.zeros(n + 2, dtype=np.int64)
         live = (birth >= 0) | (last >= 0)
         if self.problem.outputs_held:
@@ -177,17 +154,17 @@ class Schedule:
         backward = np.cumsum(change)[:n] + (outputs if problem.outputs_held else 0) + problem.kept - stored.overwritten
         backward += self._workspace[walk.steps]
         forward = self._forward(saved)
-        kept = sum(int(self.sizes[s]) for s in saved if s not in self._held)
+        kept = int(self.sizes[saved[~self._lent[saved]]].sum())
         boundary = kept + outputs + self._tangent_bytes + problem.tail
         peak = max(int(forward.max(initial=0)), boundary, int(backward.max(initial=0)))
         return Timeline(
-            walk.steps, walk.anchors, walk.reads, walk.storage, walk.birth, last.tolist(), walk.uses, saved, forward,
-            backward, boundary, peak, walk.seconds, size, stored.inside,
+            self._anchored, dict(zip(saved.tolist(), instances.tolist(), strict=True)), forward, backward, boundary,
+            peak, walk.seconds, size, stored.inside, values, last,
         )  # fmt: skip
 
 
 class _Walk:
-    """One walk through the backward. Searches run thousands: what is done for each step is written in one place.
+    """One walk through the backward. Searches run thousands: what is done for each step is kept small.
 
     Attributes:
         given: number of instances that are there before the first step; they come first.
@@ -197,27 +174,36 @@ class _Walk:
     def __init__(self, schedule: Schedule, state: State) -> None:
         self.schedule, self.state = schedule, state
         self.steps: list[int] = []
-        self.anchors: list[int] = []
         self.reads: list[tuple[int, ...]] = []
         self.storage = sorted((state.kept | schedule._held) & schedule._forward_made) + schedule.tangents
-        self.given = len(self.storage)
-        self.birth = [-1] * self.given
-        self.uses: list[list[int]] = [[] for _ in self.storage]
+        self.given = self.made = len(self.storage)
         self.at_hand = {s: i for i, s in enumerate(self.storage)}
         self.seconds = 0.0
 
     def run(self) -> None:
         """The backward's operations in order, each behind what it needs."""
-        evicted, held, at_hand = self.state.evicted, self.schedule._held, self.at_hand
-        for position, anchor in enumerate(self.schedule.anchors):
-            for s in evicted.get(position, ()):
-                if s not in held:
-                    at_hand.pop(s, None)
-            self._at(position, anchor)
+        schedule, at_hand, steps, reads = self.schedule, self.at_hand, self.steps, self.reads
+        evicted, held, made = self.state.evicted, schedule._held, self.given
+        for position, (anchor, values, outputs) in enumerate(schedule._walked):
+            if position in evicted:
+                for s in evicted[position]:
+                    if s not in held:
+                        at_hand.pop(s, None)
+            try:
+                reads.append(values(at_hand))
+            except KeyError:
+                made = self._again(anchor, made)
+                reads.append(values(at_hand))
+            steps.append(anchor)
+            for s in outputs:
+                at_hand[s] = made
+                made += 1
+        self.made = made
 
-    def _at(self, position: int, anchor: int) -> None:
-        """Run `anchor`, and before it what it reads and is not at hand, depth first, without Python's recursion."""
-        schedule, at_hand, steps, storage, uses = self.schedule, self.at_hand, self.steps, self.storage, self.uses
+    def _again(self, anchor: int, made: int) -> int:
+        """Run what `anchor` reads and is not at hand, depth first, without Python's recursion. `made`: instances there
+        are so far; returns how many there are then."""
+        schedule, at_hand = self.schedule, self.at_hand
         stack = [anchor]
         while stack:
             operation = stack[-1]
@@ -227,17 +213,28 @@ class _Walk:
                     break
             else:
                 stack.pop()
-                step = len(steps)
-                steps.append(operation)
-                self.anchors.append(position)
-                reads = tuple([at_hand[s] for s in schedule._inputs[operation]])
-                self.reads.append(reads)
-                for instance in reads:
-                    uses[instance].append(step)
+                if operation == anchor:
+                    return made
+                self.reads.append(schedule._getters[operation](at_hand))
+                self.steps.append(operation)
                 for s in schedule._outputs[operation]:
-                    at_hand[s] = len(storage)
-                    storage.append(s)
-                    self.birth.append(step)
-                    uses.append([])
-                if operation != anchor:
-                    self.seconds += schedule._seconds[operation]
+                    at_hand[s] = made
+                    made += 1
+                self.seconds += schedule._seconds[operation]
+        raise AssertionError("the operation itself is on the stack until it can run")
+
+    def values(self) -> Steps:
+        """The steps, with the instances in the order in which they were made."""
+        schedule = self.schedule
+        outputs = chain.from_iterable([schedule._outputs[operation] for operation in self.steps])
+        storage = np.fromiter(chain(self.storage, outputs), dtype=np.int64, count=self.made)
+        birth = np.full(self.made, -1, dtype=np.int64)
+        birth[self.given :] = np.repeat(np.arange(len(self.steps)), schedule._made_by[self.steps])
+        return Steps(self.steps, storage, birth, self.reads)
+
+
+def _getter(storages: tuple[int, ...]) -> Callable[[Mapping[int, int]], tuple[int, ...]]:
+    """What gives the values of `storages` in order; `KeyError` where one is missing."""
+    if len(storages) > 1:
+        return itemgetter(*storages)
+    return lambda values: tuple([values[s] for s in storages])

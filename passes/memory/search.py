@@ -19,6 +19,7 @@ from optpass.passes.memory.moves import Finder
 from optpass.passes.memory.problem import Problem
 from optpass.passes.memory.refill import Plan, Refill, fastest
 from optpass.passes.memory.schedule import Schedule, State, Timeline
+from optpass.passes.memory.uncollected import uncollected
 
 #: Storages of less than this part of the peak are not worth a decision of their own.
 NEGLIGIBLE = 1e-4
@@ -177,6 +178,7 @@ class Search:
 
     # ---- the way ------------------------------------------------------------------------------------------------
 
+    @uncollected()
     def _find(self, start: State) -> Found:
         state = start.copy()
         timeline = self.schedule.run(state)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import torch
 from torch import nn
 
@@ -145,3 +148,35 @@ def test_a_storage_in_the_place_of_one_that_is_gone_is_not_left_out():
     del gone
     stores.drop(others)
     assert stores.alive() == {key: 16}
+
+
+class Heedless(nn.Module):
+    """Takes what it does not read, as a mask that only another mode needs."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = network()
+
+    def forward(self, x, *more, **named):
+        return self.network(x).square().mean()
+
+
+def test_what_a_call_is_given_and_no_graph_reads_is_counted_and_not_kept(steps):
+    given, unread = torch.randn(ROWS, WIDTH), [torch.ones(ROWS, WIDTH) for _ in range(3)]
+    held = sum(t.nbytes for t in unread)
+
+    def step(call, inputs):
+        call(*inputs[:2], mask=inputs[2], more={"also": [inputs[3]]}).backward()
+
+    free = steps.run(Heedless(), [given, *unread], step=step)
+    assert 0 <= free.figure("predicted_peak_bytes") - free.peak <= 128
+    read = steps.run(Heedless(), [given])
+    assert free.peak == read.peak + held and free.figure("floor_bytes") == read.figure("floor_bytes") + held
+    budget = next(steps.budgets(free, [0.5]))
+    assert steps.run(Heedless(), [given, *unread], budget, step=step).peak <= budget
+
+    compiled = torch.compile(Heedless(), backend="optpass", options={"inner": "aot_eager", "memory_budget": 10**10})
+    compiled(given, unread[0]).backward()
+    storage = weakref.ref(unread.pop(0).untyped_storage())
+    gc.collect()
+    assert storage() is None

@@ -29,13 +29,9 @@ def stored(program: list[tuple[Fusing, list[int]]], size: int = 100, given: int 
     """Steps that make one value each, from values before them; the first `given` values are there before."""
     operations = [Operation(i, None, tuple(r), (i + given,), fusing=f) for i, (f, r) in enumerate(program)]  # type: ignore[arg-type]
     n = len(program) + given
-    uses: list[list[int]] = [[] for _ in range(n)]
-    for step, (_, reads) in enumerate(program):
-        for value in reads:
-            uses[value].append(step)
-    birth = [-1] * given + list(range(len(program)))
-    steps = Steps(range(len(program)), range(n), birth, uses, [r for _, r in program])
-    return Fusion(operations, np.full(n, size, dtype=np.int64)).stored(steps, ())
+    birth = np.array([-1] * given + list(range(len(program))))
+    steps = Steps(range(len(program)), np.arange(n), birth, [r for _, r in program])
+    return Fusion(operations, np.full(n, size, dtype=np.int64)).stored(steps, np.zeros(n, dtype=bool))
 
 
 def test_a_pointwise_chain_is_computed_where_it_is_read() -> None:

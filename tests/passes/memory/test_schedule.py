@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import pytest
 
 from optpass.passes.memory.schedule import Schedule, State
+from optpass.passes.memory.uncollected import uncollected
 
 NAMES = ("stack", "outside", "chain", "branches")
 
@@ -92,3 +94,13 @@ def test_a_kept_tensor_that_is_evicted_is_computed_again(joints, programs):
     producer = schedule.problem.storages[s].producer
     assert producer in timeline.steps
     assert producer not in plain.steps
+
+
+def test_planning_rests_the_collector_of_cycles_and_leaves_it_as_it_was():
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError), uncollected():
+        with uncollected():
+            assert not gc.isenabled()
+        assert not gc.isenabled()  # the outer one still rests it
+        raise ZeroDivisionError
+    assert gc.isenabled()
