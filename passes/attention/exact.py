@@ -69,7 +69,8 @@ class ExactRows:
         if dropout:
             device = plan.site.output.tensor.device
             seed = call(torch.randint, 0, 2**63 - 1, (1,), dtype=torch.int64, device=device)
-        scale = 1.0 if self._followed() else self.writer.number(plan.scale)
+        caps = plan.site.scores.softcaps
+        scale = 1.0 if self._followed() else self.writer.number(caps[0].inner if caps else plan.scale)
         some = call(torch.any, rows)
         if plan.problem.device != "cpu":  # waits for the device; once for all sites that `shared` finds to ask the same
             some = call(torch.Tensor.to, some, "cpu")
@@ -152,7 +153,11 @@ class ExactRows:
         scores = self.plan.site.scores
         rounding = f"round {_name(scores.product.dtype)}"
         if not self._followed():
-            return [rounding]
+            if not scores.softcaps:
+                return [rounding]
+            if isinstance(self.plan.scale, torch.SymFloat):
+                raise Blocked("rows without a single key are capped by a number made of sizes", self.plan.site.output)
+            return [rounding, "cap 1.0", rounding, f"times {self.plan.scale!r}", rounding]
         before = [f"{name} {float(a)!r} {_name(scores.product.dtype)}" for name, a in scores.steps if name in _BEFORE]
         steps = [] if scores.biases and scores.product.name in ("baddbmm", "addmm") else [rounding]
         for name, number in scores.steps:
@@ -189,8 +194,7 @@ class ExactRows:
         """A bias and what is done to the sum; where the scale is not followed, it is scaled before, which is the same
         for powers of two alone."""
         after = bias.after
-        scaled = [] if after is None else [float(step.split()[1]) for step in after if step.startswith("times")]
-        if after is None or not (followed or all(abs(math.frexp(number)[0]) == 0.5 for number in scaled)):
+        if after is None or (bias.scaled and not followed):
             reason = "rows without a single key are rounded once more than can be followed"
             raise Blocked(reason, self.plan.site.output)
         if followed:

@@ -100,7 +100,7 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
         raise Blocked("masked scores are cast to a dtype where they become infinite", site.output)
     column = site.sink is not None  # such rows are not computed apart
     if exact_rows and any(
-        t.raises(scores.added_in) if column else t.coarse(scores.added_in, no_key(site)) for t in terms
+        t.raises(scores.added_in, prover.constant) if column else t.coarse(scores.added_in, no_key(site)) for t in terms
     ):
         raise Blocked("a number is added beside which the scores that stay are rounded off", site.output)
     limit = min(_SMALL, -no_key(site))
@@ -284,10 +284,22 @@ def _empty_rows(
 
 
 def _rounds_as_kernels(site: Site, fills: list[tuple[Fill, MaskFacts]], terms: list[Term]) -> bool:
-    """All that may round scores off is one mask, added in the dtype that kernels add theirs in."""
+    """All that is added is one mask, beside zeros and numbers that no sum changes, in the dtype that kernels add in.
+
+    What is added beside it, however small, is rounded with it in the operand of a kernel, and with the score before. A
+    mask of unknown size may make up for such a number.
+    """
     wide = torch.promote_types(site.scores.product.dtype, torch.float32)
-    rounding = [t for t in terms if not t.spares(site.scores.added_in)]
-    return not fills and len(rounding) == 1 and all(dtype == wide for dtype in site.scores.added_in)
+    rounding = [t for t in terms if not t.absorbs]
+    scaled = any(t.bias.scaled for t in terms)
+    alone = len(terms) == 1 or all(t.size < -ABSORBS for t in rounding)
+    return (
+        not fills
+        and len(rounding) <= 1
+        and alone
+        and not scaled
+        and all(dtype == wide for dtype in site.scores.added_in)
+    )
 
 
 def _uneven(site: Site, terms: list[Term]) -> bool:

@@ -57,6 +57,12 @@ class Bias:
     written: float = 1.0
     after: tuple[str, ...] | None = None
 
+    @property
+    def scaled(self) -> bool:
+        """Whether the sum is multiplied by what may change how it was rounded: not by powers of two."""
+        numbers = [float(s.split()[1]) for s in self.after or () if s.startswith("times")]
+        return self.after is None or any(abs(math.frexp(number)[0]) != 0.5 for number in numbers)
+
 
 @dataclass(frozen=True)
 class Fill:

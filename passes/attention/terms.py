@@ -6,6 +6,7 @@ What follows for the kernel is in `masking`.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -82,9 +83,10 @@ class Term:
         number = (self.facts.fill or 0.0) * self.bias.coefficient
         return number < 0 and _rounds(number, dtypes) and not self.bias.factors
 
-    def raises(self, dtypes: list[torch.dtype]) -> bool:
-        """Known to raise scores so far that they are rounded off beside it."""
-        return any(v > 0 and _rounds(v, dtypes) for v in self.extremes)
+    def raises(self, dtypes: list[torch.dtype], constant: Constant) -> bool:
+        """Known to raise scores so far that they are rounded off beside it, or made of numbers that do."""
+        numbers = self.extremes or written(self.bias.operand.value, self.bias.coefficient, constant)
+        return any(v > 0 and _rounds(v, dtypes) for v in numbers)
 
     def spares(self, dtypes: list[torch.dtype]) -> bool:
         """Proved not to round off the scores that it is added to."""
@@ -92,7 +94,12 @@ class Term:
 
     def settled(self, dtypes: list[torch.dtype]) -> bool:
         """Known not to round off the scores that it is added to, or to lose them whatever they are."""
-        return self.spares(dtypes) or (bool(self.extremes) and all(v == 0 or v < ABSORBS for v in self.extremes))
+        return self.spares(dtypes) or self.absorbs
+
+    @property
+    def absorbs(self) -> bool:
+        """Known to hold nothing but zeros and numbers beside which nothing is left."""
+        return bool(self.extremes) and all(v == 0 or v < ABSORBS for v in self.extremes)
 
     @property
     def huge(self) -> bool:
@@ -142,6 +149,47 @@ def _terms_of(value: Value, constant: Constant) -> tuple[list[Value], float]:
     if value.name == "constant_pad_nd" and value.args[2] != 0:
         return [], 1.0
     return (inputs, 1.0) if len(inputs) == 1 and value.name in _REARRANGED else ([], 1.0)
+
+
+def written(value: Value, times: float, constant: Constant) -> Iterator[float]:
+    """Numbers that are written or added where `value` is made, each with `times` and what multiplies it after that."""
+    seen, todo = set[Value](), [(value, times)]
+    while todo:
+        value, times = todo.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        number = constant(value)
+        if number is not None:
+            yield times * number
+            continue
+        for part, factor in _parts_of(value, constant):
+            if isinstance(part, Value):
+                todo.append((part, times * factor))
+            elif isinstance(part, (int, float)):
+                yield times * factor * part
+
+
+def _parts_of(value: Value, constant: Constant) -> Iterator[tuple[object, float]]:
+    """What each element of `value` is one of, or the sum of, and the number that multiplies it."""
+    if value.name in ("mul", "div"):
+        number, source = scaled(value, constant)
+        if source is not None and isinstance(number, float):
+            yield source, number
+    elif value.name in ("add", "sub", "rsub"):
+        alpha = arg(value, "alpha")
+        alpha = alpha if isinstance(alpha, (int, float)) else 1.0
+        own, other = {"add": (1.0, alpha), "sub": (1.0, -alpha), "rsub": (-alpha, 1.0)}[value.name]
+        yield value.args[0], own
+        yield value.args[1], other
+    elif value.name == "where":
+        yield from ((part, 1.0) for part in value.args[1:3])
+    elif value.name == "masked_fill":
+        yield value.args[0], 1.0
+        yield value.args[2], 1.0
+    elif value.name == "neg" or value.name in _REARRANGED:
+        sign = -1.0 if value.name == "neg" else 1.0
+        yield from ((part, sign) for part in value.inputs() if part.dtype.is_floating_point)
 
 
 def _is_zeros(value: Value) -> bool:

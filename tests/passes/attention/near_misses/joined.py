@@ -30,6 +30,14 @@ def weighted_difference(q, k, v, r, s):
     return ((q @ k.mT) / 2 - 3 * (r @ s.mT)).softmax(-1) @ v
 
 
+@suite.equal(two, dtype=torch.float16)
+def capped_with_a_row_without_a_key(q, k, v, r, s):
+    """The sum is capped, and then rounded off beside -1e4 in the first row."""
+    scores = 3.0 * ((q @ k.mT * 0.25 - 0.3 * (r @ s.mT)) / 3.0).tanh()
+    low = torch.zeros(6, 6, dtype=q.dtype).masked_fill(torch.ones(6, 6, dtype=torch.bool).triu(), -1e4)
+    return (scores + low).softmax(-1) @ v
+
+
 @suite.equal(two)
 def three_of_them(q, k, v, r, s):
     """A sum of three, of which one is of the same vectors as another."""

@@ -221,4 +221,17 @@ def replaced_then_biased_then_scaled(q, k, v, b, m):
 @suite.equal(lambda r: [*r.qkv(2, 4, 6, 8), r.randn(4, 6, 8), r.bools(2, 1, 6, 6, full="one")])
 def two_products_then_scaled(q, k, v, p, m):
     """The second product is a bias, for as one product they are rounded once less."""
-    return ((q @ k.mT + q @ p.mT + (1.0 - m.to(q.dtype)) * -1e4) / 3).softmax(-1) @ v
+    return ((q @ k.mT + q @ p.mT + (1.0 - m.to(q.dtype)) * -1e9) / 3).softmax(-1) @ v
+
+
+@suite.equal(lambda r: [*r.qkv(), r.bools(2, 1, 6, 6, full="one")])
+def distances_beside_a_mask(q, k, v, m):
+    """ALiBi and -1e9: scores and distances are rounded to steps of 64 as one sum, not each."""
+    distance = (torch.arange(6)[None] - torch.arange(6)[:, None]).abs().to(q.dtype) * -20.0
+    return (q @ k.mT * 9 + distance + (1.0 - m.to(q.dtype)) * -1e9).softmax(-1) @ v
+
+
+@suite.equal(lambda r: [*r.qkv(), r.bools(2, 1, 6, 6, full="one")])
+def scaled_beside_a_mask(q, k, v, m):
+    """The scale comes after the sum, whose steps of 64 it makes steps of 19."""
+    return ((q @ k.mT * 30 + (1.0 - m.to(q.dtype)) * -1e9) * 0.3).softmax(-1) @ v

@@ -200,3 +200,14 @@ def raised_beside_a_column(q, k, v, sink, bias):
     s = bias - (q @ k.mT * 8**-0.5 + low)
     s = torch.cat([s, sink.view(1, 3, 1, 1).expand(2, 3, 6, 1)], -1)
     return s.softmax(-1)[..., :-1] @ v
+
+
+@suite.decline(
+    plus((3,), (2, 3, 6, 4), (2, 3, 4, 6)), dtype=torch.float16, why="the mask that is subtracted is part of a bias"
+)
+def raised_in_a_bias_beside_a_column(q, k, v, sink, other_q, other_k):
+    """Another product less masked scores: it is the product that is attended by, and the rest is added to it."""
+    low = torch.zeros(6, 6, dtype=q.dtype).masked_fill(torch.ones(6, 6, dtype=torch.bool).triu(1), -6e4)
+    s = (other_q @ other_k) / 2 - (q @ k.mT + low)
+    s = torch.cat([s, sink.view(1, 3, 1, 1).expand(2, 3, 6, 1)], -1)
+    return s.softmax(-1)[..., :-1] @ v
