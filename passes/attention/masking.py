@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 import torch
 
 from optpass.passes.attention.axes import Axis, atoms, flat
+from optpass.passes.attention.fills import NO_KEY
 from optpass.passes.attention.frame import Frame, size_of
 from optpass.passes.attention.ir import Value, same
 from optpass.passes.attention.masks import MaskFacts, Prover
 from optpass.passes.attention.operands import Constant
 from optpass.passes.attention.problem import MaskKind
-from optpass.passes.attention.scores import NO_KEY
 from optpass.passes.attention.site import Bias, Blocked, Fill, Operand, Site
 from optpass.passes.attention.terms import ABSORBS, Term, of_products
 

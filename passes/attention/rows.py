@@ -14,9 +14,9 @@ from torch import fx
 
 from optpass.passes.attention.emit import Writer, tensor_of
 from optpass.passes.attention.exact import Events, Exact, ExactRows
+from optpass.passes.attention.fills import NO_KEY
 from optpass.passes.attention.masking import no_key
 from optpass.passes.attention.plan import Plan
-from optpass.passes.attention.scores import NO_KEY
 from optpass.passes.attention.site import Blocked
 from optpass.passes.attention.terms import ABSORBS
 

@@ -12,33 +12,24 @@ from typing import Any
 
 import torch
 
-from optpass.passes.attention import joined
+from optpass.passes.attention import fills, joined
 from optpass.passes.attention.axes import Axis, Dims, above, atoms, broadcast, flat, fresh, resolve
-from optpass.passes.attention.ir import Value, arg, same
+from optpass.passes.attention.fills import not_floored, rounded, unknown
+from optpass.passes.attention.ir import Value, arg
 from optpass.passes.attention.operands import (
     FLOATS,
     PRODUCTS,
     Constant,
     Now,
-    complement,
     exact_cast,
-    not_zero,
     peel,
     product_operands,
     row_maximum_values,
     scaled,
     shifts_rows,
-    uncast,
 )
-from optpass.passes.attention.site import Bias, Blocked, Factor, Fill, Floor, Number, Operand, Scores, Softcap
+from optpass.passes.attention.site import Bias, Blocked, Factor, Number, Operand, Scores, Softcap
 
-#: Fills at or below this number stand for minus infinity, and so does the lowest number of the scores' dtype. A score
-#: can be as low as -1e4, and then what replaces others counts beside it.
-MINUS_INFINITY = -9e8
-#: Fills above it are no masks.
-LEAST = -9e2
-#: The largest mask value of a row without a key: scores that are added to it, in the dtype of the sum, are lost.
-NO_KEY = {torch.float16: -3e4, torch.bfloat16: -4e3, torch.float32: -1e8, torch.float64: -1e17}
 #: How many values above a bias are looked at for NaN.
 _LOOK = 32
 
@@ -92,7 +83,7 @@ class Reader:
         else:
             rule = _RULES.get(value.name)
             if rule is None:
-                raise Blocked(_unknown(value), value)
+                raise Blocked(unknown(value), value)
             scores = rule(self, value, dims)
         scores.values.append(value)
         return scores
@@ -147,13 +138,13 @@ class Reader:
             raise Blocked("scores are cast to float16, where larger ones become infinite", value)
         scores = self.read(source, dims)
         if not exact_cast(source.dtype, value.dtype):
-            _not_floored(scores, value)
+            not_floored(scores, value)
         scores.dtypes.append(value.dtype)
         if scores.biases:  # a sum with a large number is rounded once more, as if it were made in this dtype
             scores.added_in.append(value.dtype)
             _then(scores, f"round {_name(value.dtype)}")
             scores.largest = min(scores.largest, torch.finfo(value.dtype).max)
-        scores.fills = [replace(f, fill=_rounded(f.fill, value.dtype)) for f in scores.fills]
+        scores.fills = [replace(f, fill=rounded(f.fill, value.dtype)) for f in scores.fills]
         return scores
 
     def _scale(self, value: Value, dims: Dims) -> Scores:
@@ -171,7 +162,7 @@ class Reader:
 
     def scaled_by(self, scores: Scores, number: Number, value: Value) -> None:
         """Scores as they are after `value`, which multiplies them by a number; changes `scores`."""
-        _not_floored(scores, value)
+        not_floored(scores, value)
         if isinstance(number, torch.SymFloat):
             if scores.fills or scores.biases or scores.offset:
                 raise Blocked("masked or biased scores are scaled by a number made of sizes", value)
@@ -188,14 +179,14 @@ class Reader:
             _then(scores, f"times {number!r}", f"round {_name(value.dtype)}")
         else:
             scores.steps.append(("times", number))
-        scores.fills = [replace(f, fill=_rounded(f.fill * number, value.dtype)) for f in scores.fills]
+        scores.fills = [replace(f, fill=rounded(f.fill * number, value.dtype)) for f in scores.fills]
 
     def _factor(self, value: Value, dims: Dims) -> Scores:
         """Scores times a tensor; it may not run over queries and keys at once, which no kernel can fold away."""
         if value.name == "div" and arg(value, "rounding_mode"):
             raise Blocked("scores are divided with rounding", value)
         scores, other, swapped = self._either(value, dims)
-        _not_floored(scores, value)
+        not_floored(scores, value)
         if value.name == "div" and swapped:
             raise Blocked("the scores are a divisor", value)
         if scores.fills:
@@ -242,7 +233,7 @@ class Reader:
         a, b = {"add": (1.0, alpha), "sub": (1.0, -alpha), "rsub": (-alpha, 1.0)}[value.name]
         left, right = value.args[0], value.args[1]
         if not isinstance(left, Value):
-            raise Blocked(_unknown(value), value)
+            raise Blocked(unknown(value), value)
         if not isinstance(right, Value):
             scores = self.read(left, dims)
             self._times(scores, a, value)
@@ -266,7 +257,7 @@ class Reader:
         try:
             scores, other, swapped = self._either(value, dims)
         except Blocked:
-            multiplied = self._multiplied_by_mask(value, dims, (a, b))
+            multiplied = fills.multiplied_by_mask(self, value, dims, (a, b))
             if multiplied is None:
                 raise
             return multiplied
@@ -276,27 +267,6 @@ class Reader:
             return scores
         self._biased_by(scores, other, others, value.dtype)
         return scores
-
-    def _multiplied_by_mask(self, value: Value, dims: Dims, times: tuple[float, float]) -> Scores | None:
-        """`s · m + c · (1 - m)`, which replaces scores by c where m is 0, if m holds nothing but 0 and 1."""
-        left, right = value.args[0], value.args[1]
-        for product, own, rest, number in ((left, times[0], right, times[1]), (right, times[1], left, times[0])):
-            hidden = complement(rest, self.constant) if product.name == "mul" and own == 1.0 else None
-            if hidden is None:
-                continue
-            for source, mask in (product.args[:2], product.args[1::-1]):
-                if isinstance(source, Value) and isinstance(mask, Value) and same(uncast(mask), hidden[1]):
-                    if mask.dim > len(dims):
-                        return None
-                    if math.isinf(_rounded(hidden[0] * number, value.dtype)):
-                        raise Blocked("minus infinity is added to scores that are multiplied by 0", value)
-                    whole = Operand(mask, broadcast(dims, mask.shape))
-                    keep = mask if mask.dtype == torch.bool else not_zero(mask)
-                    scores = self._filled(value, dims, source, keep, hidden[0] * number, keep_when=True)
-                    scores.binary += () if keep is mask else (whole,)
-                    scores.values.append(product)
-                    return scores
-        return None
 
     def _times(self, scores: Scores, number: float, value: Value) -> None:
         if not number or not math.isfinite(number):
@@ -324,10 +294,10 @@ class Reader:
             self.scaled_by(scores, float(c) * float(number), value)
             self._biased_by(scores, Operand(bias, broadcast(dims, bias.shape)), 1.0, value.dtype)
             return scores
-        raise Blocked(_unknown(value), value)
+        raise Blocked(unknown(value), value)
 
     def _biased_by(self, scores: Scores, operand: Operand, coefficient: float, dtype: torch.dtype) -> None:
-        _not_floored(scores, operand.value)
+        not_floored(scores, operand.value)
         if _writes_nan(operand.value):
             raise Blocked("NaN is added to the scores", operand.value)
         scores.added_in.append(dtype)
@@ -335,77 +305,9 @@ class Reader:
         scores.biases.append(Bias(operand, coefficient, written=coefficient, after=(f"round {_name(dtype)}",)))
         scores.fills = [replace(f, late=f.late + 1, written=f.written if f.late else f.fill) for f in scores.fills]
 
-    def _masked_fill(self, value: Value, dims: Dims) -> Scores:
-        source, mask, fill = value.args[0], value.args[1], value.args[2]
-        return self._filled(value, dims, source, mask, fill, keep_when=False)
-
-    def _where(self, value: Value, dims: Dims) -> Scores:
-        mask, yes, no = value.args[0], value.args[1], value.args[2]
-        if self._number(no)[0] is not None:
-            return self._filled(value, dims, yes, mask, no, keep_when=True)
-        if self._number(yes)[0] is not None:
-            return self._filled(value, dims, no, mask, yes, keep_when=False)
-        raise Blocked("masked scores are replaced by a tensor that is not one number", value)
-
-    def _index_put(self, value: Value, dims: Dims) -> Scores:
-        source, indices, fill = value.args[0], value.args[1], value.args[2]
-        whole = len(indices) == 1 and isinstance(indices[0], Value) and indices[0].dtype == torch.bool
-        if not whole or indices[0].dim != source.dim or arg(value, "accumulate"):
-            raise Blocked("scores are written at indices", value)
-        return self._filled(value, dims, source, indices[0], fill, keep_when=False)
-
-    def _filled(self, value: Value, dims: Dims, source: Any, mask: Value, fill: Any, *, keep_when: bool) -> Scores:
-        number, held = self._number(fill)
-        if not isinstance(number, (int, float)):
-            raise Blocked("masked scores are replaced by a tensor that is not one number", value)
-        if not isinstance(source, Value) or len(source.shape) != len(value.shape):
-            raise Blocked("the mask has more dims than the scores", value)
-        scores = self.read(source, dims)
-        _not_floored(scores, value)
-        number = _rounded(float(number), value.dtype)
-        if math.isnan(number) or number > LEAST:
-            raise Blocked(f"masked scores become {number:g}, which a score can be as low as: it is not -inf", value)
-        if mask.dtype != torch.bool:
-            raise Blocked("the mask is not boolean", value)
-        near = number > max(MINUS_INFINITY, torch.finfo(value.dtype).min)
-        scores.fills.append(Fill(Operand(mask, broadcast(dims, mask.shape)), keep_when, number, near=near))
-        scores.held += held
-        scores.centred = False
-        return scores
-
-    def _number(self, item: Any) -> tuple[bool | int | float | None, tuple[Value, ...]]:
-        """The number that a fill is, and what must go on holding it: GPT-J keeps its own in a buffer."""
-        return self.now(item) if isinstance(item, Value) else (item, ())
-
-    def _maximum(self, value: Value, dims: Dims) -> Scores:
-        """`maximum(scores, finfo.min)`: what two masks add up to stays finite."""
-        for source, other in ((value.args[0], value.args[1]), (value.args[1], value.args[0])):
-            number = self.constant(other)
-            if isinstance(number, (int, float)) and source.dim == value.dim:
-                return self._floored(value, dims, source, float(number), tie=0.5)
-        raise Blocked(_unknown(value), value)
-
-    def _clamp(self, value: Value, dims: Dims) -> Scores:
-        number, most = value.args[1], arg(value, "max")
-        number = self.constant(number) if isinstance(number, Value) else number
-        if most is not None or not isinstance(number, (int, float)) or isinstance(value.args[1], Value):
-            raise Blocked(_unknown(value), value)
-        return self._floored(value, dims, value.args[0], float(number), tie=1.0)
-
-    def _floored(self, value: Value, dims: Dims, source: Value, number: float, *, tie: float) -> Scores:
-        lowest = torch.finfo(value.dtype).min
-        if source.dtype != value.dtype or not number <= lowest:
-            raise Blocked(_unknown(value), value)
-        scores = self.read(source, dims)
-        _not_floored(scores, value)
-        if _rounded(number, value.dtype) >= lowest:
-            scores.floor = Floor(lowest, tie)
-            scores.fills = [replace(f, fill=max(f.fill, lowest)) for f in scores.fills]
-        return scores
-
     def _tanh(self, value: Value, dims: Dims) -> Scores:
         scores = self.read(value.args[0], dims)
-        _not_floored(scores, value)
+        not_floored(scores, value)
         if scores.fills or scores.biases or scores.softcaps or scores.shifted:
             raise Blocked("tanh of scores that are masked, biased or capped already", value)
         scores.softcaps.append(Softcap(scores.scale))
@@ -428,7 +330,7 @@ class Reader:
                 first = first or blocked
                 continue
             if not isinstance(other, Value):
-                raise Blocked(_unknown(value), value)
+                raise Blocked(unknown(value), value)
             return scores, Operand(other, broadcast(dims, other.shape)), source is right
         raise first or Blocked("no operand leads to a product of queries and keys", value)
 
@@ -447,12 +349,6 @@ def _writes_nan(value: Value) -> bool:
     return False
 
 
-def _not_floored(scores: Scores, value: Value) -> None:
-    """What clamping made of the scores is what the softmax reads, but for casts that hold it and shifts of rows."""
-    if scores.floor is not None:
-        raise Blocked(f"scores that were clamped go on to {value.name or 'an addition'} before the softmax", value)
-
-
 def _then(scores: Scores, *steps: str) -> None:
     """What is done to a sum with a bias."""
     last = scores.biases[-1]
@@ -464,20 +360,9 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _rounded(number: float, dtype: torch.dtype) -> float:
-    """`number` as a tensor of `dtype` holds it: finfo(float32).min is minus infinity in bfloat16."""
-    return float(torch.tensor(number, dtype=torch.float64).to(dtype))
-
-
-def _unknown(value: Value) -> str:
-    if value.op is None:
-        return "the softmax is not over scores: no product of queries and keys leads to it"
-    return f"between the product and the softmax stands {value.name}, which no attention kernel computes"
-
-
 _RULES: dict[str, Callable[[Reader, Value, Dims], Scores]] = {
     "_to_copy": Reader._cast, "mul": Reader._scale, "div": Reader._scale, "neg": Reader._neg, "add": Reader._add,
-    "sub": Reader._add, "rsub": Reader._add, "masked_fill": Reader._masked_fill, "where": Reader._where,
-    "index_put": Reader._index_put, "tanh": Reader._tanh, "addcmul": Reader._addcmul, "maximum": Reader._maximum,
-    "clamp": Reader._clamp, "clamp_min": Reader._clamp,
+    "sub": Reader._add, "rsub": Reader._add, "masked_fill": fills.masked_fill, "where": fills.where,
+    "index_put": fills.index_put, "tanh": Reader._tanh, "addcmul": Reader._addcmul, "maximum": fills.maximum,
+    "clamp": fills.clamp, "clamp_min": fills.clamp,
 }  # fmt: skip

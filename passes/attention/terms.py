@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
+from optpass.passes.attention.fills import MINUS_INFINITY
 from optpass.passes.attention.ir import Value, arg
 from optpass.passes.attention.masks import MaskFacts
 from optpass.passes.attention.operands import PRODUCTS, Constant, scaled
-from optpass.passes.attention.scores import MINUS_INFINITY
 from optpass.passes.attention.site import Bias
 
 #: Below it a float32 number does not change when a score or a bias is added.

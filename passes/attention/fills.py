@@ -1,0 +1,150 @@
+"""What replaces scores: fills, in every spelling, and floors; with the numbers that stand for minus infinity.
+
+Rules of `scores.Reader` for the operations that write other numbers where scores were. What a mask then is to a kernel
+is `masking`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from optpass.passes.attention.axes import Dims, broadcast
+from optpass.passes.attention.ir import Value, arg, same
+from optpass.passes.attention.operands import complement, not_zero, uncast
+from optpass.passes.attention.site import Blocked, Fill, Floor, Operand, Scores
+
+if TYPE_CHECKING:
+    from optpass.passes.attention.scores import Reader
+
+#: Fills at or below this number stand for minus infinity, and so does the lowest number of the scores' dtype. A score
+#: can be as low as -1e4, and then what replaces others counts beside it.
+MINUS_INFINITY = -9e8
+#: Fills above it are no masks.
+LEAST = -9e2
+#: The largest mask value of a row without a key: scores that are added to it, in the dtype of the sum, are lost.
+NO_KEY = {torch.float16: -3e4, torch.bfloat16: -4e3, torch.float32: -1e8, torch.float64: -1e17}
+
+
+def masked_fill(reader: Reader, value: Value, dims: Dims) -> Scores:
+    """`scores.masked_fill(mask, number)`."""
+    source, mask, fill = value.args[0], value.args[1], value.args[2]
+    return filled(reader, value, dims, source, mask, fill, keep_when=False)
+
+
+def where(reader: Reader, value: Value, dims: Dims) -> Scores:
+    """`where(mask, scores, number)`, either way round."""
+    mask, yes, no = value.args[0], value.args[1], value.args[2]
+    if number_of(reader, no)[0] is not None:
+        return filled(reader, value, dims, yes, mask, no, keep_when=True)
+    if number_of(reader, yes)[0] is not None:
+        return filled(reader, value, dims, no, mask, yes, keep_when=False)
+    raise Blocked("masked scores are replaced by a tensor that is not one number", value)
+
+
+def index_put(reader: Reader, value: Value, dims: Dims) -> Scores:
+    """`scores[mask] = number`."""
+    source, indices, fill = value.args[0], value.args[1], value.args[2]
+    whole = len(indices) == 1 and isinstance(indices[0], Value) and indices[0].dtype == torch.bool
+    if not whole or indices[0].dim != source.dim or arg(value, "accumulate"):
+        raise Blocked("scores are written at indices", value)
+    return filled(reader, value, dims, source, indices[0], fill, keep_when=False)
+
+
+def filled(reader: Reader, value: Value, dims: Dims, source: Any, mask: Value, fill: Any, *, keep_when: bool) -> Scores:
+    """Scores of `source` with `fill` where `mask` says so; raises `Blocked` where a score can be as low."""
+    number, held = number_of(reader, fill)
+    if not isinstance(number, (int, float)):
+        raise Blocked("masked scores are replaced by a tensor that is not one number", value)
+    if not isinstance(source, Value) or len(source.shape) != len(value.shape):
+        raise Blocked("the mask has more dims than the scores", value)
+    scores = reader.read(source, dims)
+    not_floored(scores, value)
+    number = rounded(float(number), value.dtype)
+    if math.isnan(number) or number > LEAST:
+        raise Blocked(f"masked scores become {number:g}, which a score can be as low as: it is not -inf", value)
+    if mask.dtype != torch.bool:
+        raise Blocked("the mask is not boolean", value)
+    near = number > max(MINUS_INFINITY, torch.finfo(value.dtype).min)
+    scores.fills.append(Fill(Operand(mask, broadcast(dims, mask.shape)), keep_when, number, near=near))
+    scores.held += held
+    scores.centred = False
+    return scores
+
+
+def number_of(reader: Reader, item: Any) -> tuple[bool | int | float | None, tuple[Value, ...]]:
+    """The number that a fill is, and what must go on holding it: GPT-J keeps its own in a buffer."""
+    return reader.now(item) if isinstance(item, Value) else (item, ())
+
+
+def multiplied_by_mask(reader: Reader, value: Value, dims: Dims, times: tuple[float, float]) -> Scores | None:
+    """`s · m + c · (1 - m)`, which replaces scores by c where m is 0, if m holds nothing but 0 and 1."""
+    left, right = value.args[0], value.args[1]
+    for product, own, rest, number in ((left, times[0], right, times[1]), (right, times[1], left, times[0])):
+        hidden = complement(rest, reader.constant) if product.name == "mul" and own == 1.0 else None
+        if hidden is None:
+            continue
+        for source, mask in (product.args[:2], product.args[1::-1]):
+            if isinstance(source, Value) and isinstance(mask, Value) and same(uncast(mask), hidden[1]):
+                if mask.dim > len(dims):
+                    return None
+                if math.isinf(rounded(hidden[0] * number, value.dtype)):
+                    raise Blocked("minus infinity is added to scores that are multiplied by 0", value)
+                whole = Operand(mask, broadcast(dims, mask.shape))
+                keep = mask if mask.dtype == torch.bool else not_zero(mask)
+                scores = filled(reader, value, dims, source, keep, hidden[0] * number, keep_when=True)
+                scores.binary += () if keep is mask else (whole,)
+                scores.values.append(product)
+                return scores
+    return None
+
+
+def maximum(reader: Reader, value: Value, dims: Dims) -> Scores:
+    """`maximum(scores, finfo.min)`: what two masks add up to stays finite."""
+    for source, other in ((value.args[0], value.args[1]), (value.args[1], value.args[0])):
+        number = reader.constant(other)
+        if isinstance(number, (int, float)) and source.dim == value.dim:
+            return floored(reader, value, dims, source, float(number), tie=0.5)
+    raise Blocked(unknown(value), value)
+
+
+def clamp(reader: Reader, value: Value, dims: Dims) -> Scores:
+    """`scores.clamp(min=number)`."""
+    number, most = value.args[1], arg(value, "max")
+    number = reader.constant(number) if isinstance(number, Value) else number
+    if most is not None or not isinstance(number, (int, float)) or isinstance(value.args[1], Value):
+        raise Blocked(unknown(value), value)
+    return floored(reader, value, dims, value.args[0], float(number), tie=1.0)
+
+
+def floored(reader: Reader, value: Value, dims: Dims, source: Value, number: float, *, tie: float) -> Scores:
+    """Scores of `source` that are not let below `number`; `tie`: what passes of a gradient where they are equal."""
+    lowest = torch.finfo(value.dtype).min
+    if source.dtype != value.dtype or not number <= lowest:
+        raise Blocked(unknown(value), value)
+    scores = reader.read(source, dims)
+    not_floored(scores, value)
+    if rounded(number, value.dtype) >= lowest:
+        scores.floor = Floor(lowest, tie)
+        scores.fills = [replace(f, fill=max(f.fill, lowest)) for f in scores.fills]
+    return scores
+
+
+def not_floored(scores: Scores, value: Value) -> None:
+    """What clamping made of the scores is what the softmax reads, but for casts that hold it and shifts of rows."""
+    if scores.floor is not None:
+        raise Blocked(f"scores that were clamped go on to {value.name or 'an addition'} before the softmax", value)
+
+
+def rounded(number: float, dtype: torch.dtype) -> float:
+    """`number` as a tensor of `dtype` holds it: finfo(float32).min is minus infinity in bfloat16."""
+    return float(torch.tensor(number, dtype=torch.float64).to(dtype))
+
+
+def unknown(value: Value) -> str:
+    if value.op is None:
+        return "the softmax is not over scores: no product of queries and keys leads to it"
+    return f"between the product and the softmax stands {value.name}, which no attention kernel computes"
