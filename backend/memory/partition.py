@@ -140,26 +140,24 @@ class BudgetPartitioner:
         if self.executor == "inductor":
             accumulate_in_place(joint)
         named: BudgetInfeasibleError | None = None
-        given = self.budget.statics
-        assumed = self._assumed(joint)
+        given, assumed = self.budget.statics, self._assumed(joint)
         for tail, targets in assumed:
             self.budget = replace(self.budget, statics=replace(given, inputs=given.inputs + targets))
             try:
                 return self._planned(joint, default, tail, kwargs)
             except BudgetInfeasibleError as error:  # what nobody has seen may need less than what is likely
-                named = error if tail == assumed[0][0] or self.budget.shared else named
-        assert named is not None
-        raise named
+                named = error if targets == assumed[-1][1] and (named is None or self.budget.shared) else named
+        raise named or AssertionError("nothing was assumed")
 
     def _assumed(self, joint: fx.GraphModule) -> list[tuple[Tail, int]]:
-        """What happens between forward and backward, and bytes of what a loss there reads: as they were seen, or the
-        likely, first with what the caller holds, then what needs less."""
+        """What happens between forward and backward, and bytes that a loss there reads: as seen, or from likely on."""
         if self.budget.tail is not None:
             return [(self.budget.tail, 0)]
         tails = (tails_of(joint)[-1], between_graphs(joint)) if self.budget.shared else tails_of(joint)
         plain = targets_of(joint)
-        found = [(tails[0], targets_of(joint, self.budget.around)), *((tail, plain) for tail in tails)]
-        return list(dict.fromkeys(found))
+        held = targets_of(joint, self.budget.around)
+        more = held if tails[0].saved_bytes else 2 * held  # the difference between the two, too
+        return [*([(tails[0], more)] if held > plain else []), *((tail, plain) for tail in tails)]
 
     def _planned(self, joint: fx.GraphModule, default: Modules, tail: Tail, kwargs: dict[str, Any]) -> Modules:
         """The graph split with `tail` between its halves."""

@@ -16,6 +16,7 @@ from torch import fx, nn
 from optpass.backend import compat
 from optpass.backend.memory.eager_held import held_upstream
 from optpass.backend.memory.expected import NOTHING_KNOWN, Expected
+from optpass.backend.memory.graph_values import hint
 from optpass.backend.memory.leaves import Share, Stores
 from optpass.backend.memory.measure import storage_bytes
 from optpass.backend.memory.optimizing import Optimizing
@@ -35,7 +36,7 @@ class StepTensors:
         parameters: with their positions among the inputs; only those that are trained can get gradients.
         buffers, inputs: everything else; with what the call was given that no graph reads.
         unread: that, weakly.
-        around: elements and bytes of other tensors that the caller holds.
+        around: elements and bytes of other tensors that the caller holds, of those with as many as an output.
         module_tensors: positions of those buffers that are inputs of the graph.
     """
 
@@ -73,7 +74,8 @@ class StepTensors:
         inputs += [t for t in unread if all(t is not other for other in (*inputs, *buffers))]
         read = Stores([*(p for _, p in parameters), *buffers, *inputs])
         plain = [t for t in around if not t.requires_grad and type(t) is torch.Tensor and t.layout == torch.strided]
-        others = {(t.numel(), t.nbytes) for t in plain if not read.has(t.untyped_storage())}
+        wanted = _output_sizes(gm)
+        others = {(t.numel(), t.nbytes) for t in plain if t.numel() in wanted and not read.has(t.untyped_storage())}
         return cls(
             tuple(parameters), tuple(buffers), tuple(inputs), tuple(lent), Stores(unread), tuple(sorted(others)),
         )  # fmt: skip
@@ -155,6 +157,13 @@ def budget_of(
 def _gradients_of(inputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """What earlier micro-batches have left at inputs that need a gradient."""
     return [t.grad for t in inputs if t.is_leaf and t.grad is not None]
+
+
+def _output_sizes(gm: fx.GraphModule) -> set[int]:
+    """Elements of each output."""
+    (output,) = gm.graph.find_nodes(op="output")
+    values = [node.meta.get("example_value") for node in output.all_input_nodes]
+    return {int(hint(value.numel())) for value in values if isinstance(value, torch.Tensor)}
 
 
 def _distinct(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from optpass.backend.memory.probe import library_workspace
-from optpass.passes.memory.workspace import op_workspace, retained_bytes
+from optpass.passes.memory.workspace import op_workspace, retained_parts
 
 #: The CUDA caching allocator counts blocks in multiples of this (`kMinBlockSize`, c10/cuda/CUDACachingAllocator.cpp).
 CUDA_BLOCK = 512
@@ -79,9 +79,8 @@ class Storages:
     def ran(self, label: str, target: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         """An operator has run: its new outputs are allocated, and `label` notes what it took inside itself."""
         self.add_all(out)
-        extra = retained_bytes(target, args, kwargs, out)
-        if extra and isinstance(out, torch.Tensor):
-            self.grow(out, extra)
+        for part, extra in retained_parts(target, args, kwargs, out):
+            self.grow(part, extra)
         self.mark(label, op_workspace(target, args, kwargs, out, library_workspace))
 
     def add_all(self, values: Any) -> None:

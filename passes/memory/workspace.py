@@ -18,12 +18,17 @@ from torch import fx
 from optpass.passes.memory import workspace_elementwise, workspace_library
 from optpass.passes.memory.storage import nbytes
 from optpass.passes.memory.workspace_bodies import bodies_bytes
-from optpass.passes.memory.workspace_call import Call, number
+from optpass.passes.memory.workspace_call import Call, elements, number
 
 #: Answers for operators of which only the library knows: bytes, or None where it cannot tell.
 Library = Callable[[Call], int | None]
 
 _RULES = {**workspace_elementwise.RULES, **workspace_library.RULES}
+#: Operators that return statistics behind their first result.
+_NORMS = frozenset({
+    "native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit",
+    "_native_batch_norm_legit_functional", "_batch_norm_with_update", "_batch_norm_with_update_functional",
+})  # fmt: skip
 #: Operators that run another one, their first or second argument, and keep the state of the CPU's generator meanwhile.
 _SAVES_STATE, _WITH_STATE = torch.ops.higher_order.run_and_save_rng_state, torch.ops.higher_order.run_with_rng_state
 
@@ -74,6 +79,24 @@ def retained_bytes(target: Any, args: Sequence[Any], kwargs: dict[str, Any], out
         return 0
     call = Call.of(target, args, kwargs, out)
     return rule(call) if call is not None and _on_cpu(call) else 0
+
+
+def retained_parts(
+    target: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any
+) -> list[tuple[torch.Tensor, int]]:
+    """Each tensor of a result whose storage holds more bytes than its fake form says, on CPU, with how many more."""
+    if isinstance(out, torch.Tensor):
+        extra = retained_bytes(target, args, kwargs, out)
+        return [(out, extra)] if extra else []
+    if not isinstance(target, torch._ops.OpOverload) or target.overloadpacket.__name__ not in _NORMS:
+        return []
+    call = Call.of(target, args, kwargs, out)
+    if call is None or not _on_cpu(call):
+        return []
+    # Of an input in half precision with parameters in float32 the statistics are in float32, which fake ones are not.
+    given = [t for name, t in call.tensors() if name in ("weight", "bias", "running_mean", "running_var")]
+    wide = max((t.element_size() for t in given), default=0)
+    return [(t, elements(t) * (wide - t.element_size())) for t in out[1:3] if wide > t.element_size()]
 
 
 def retained_bytes_of(node: fx.Node) -> int:

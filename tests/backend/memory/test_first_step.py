@@ -68,6 +68,22 @@ def test_a_loss_that_was_not_seen_is_counted(kind):
         assert abs(figures["predicted_peak_bytes"] - peak) <= 64
 
 
+def test_a_target_that_the_caller_holds_is_counted():
+    """Outputs of the inputs' shape, and a loss that reads as many values which no graph reads."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())))
+    inputs, target = torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
+
+    def step(budget):
+        return first_step(model, inputs, lambda out: (out - target).square().mean(), [target], budget)
+
+    _, most = step(10**10)
+    for part in (0.3, 0.6):
+        budget = int(most["floor_bytes"] + part * (most["unconstrained_bytes"] - most["floor_bytes"]))
+        peak, figures = step(budget)
+        assert peak <= figures["predicted_peak_bytes"] <= budget
+
+
 def test_what_a_regression_may_need_refuses_no_other_loss():
     """Outputs of the inputs' shape whose loss is a graph of its own, or small, fit less than a mean of squares does."""
     torch.manual_seed(0)

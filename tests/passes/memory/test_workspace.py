@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from optpass.backend.memory.measure import measure_peak, storage_bytes
 from optpass.backend.memory.probe import library_workspace
 from optpass.passes.attention.blocks import OPERATOR
-from optpass.passes.memory.workspace import op_workspace, retained_bytes, workspace_bytes
+from optpass.passes.memory.workspace import op_workspace, retained_bytes, retained_parts, workspace_bytes
 
 aten: Any = torch.ops.aten
 #: Scalars that are wrapped into tensors are left out of the formulas.
@@ -208,6 +209,27 @@ def test_a_reduced_loss_keeps_the_bytes_of_its_elements(name: str) -> None:
     _, out = measured(case)
     assert out.dim() == 0
     assert out.untyped_storage().nbytes() == out.element_size() + retained_bytes(*case, out)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("wide", [True, False])
+def test_statistics_of_halves_are_as_wide_as_the_parameters(half: torch.dtype, wide: bool) -> None:
+    dtype = torch.float32 if wide else half
+    x, w, b = torch.randn(4, 6, 10, dtype=half), torch.randn(10, dtype=dtype), torch.randn(10, dtype=dtype)
+    y, v = torch.randn(3, 6, 5, 5, dtype=half), torch.randn(6, dtype=dtype)
+    cases: list[Case] = [
+        (aten.native_layer_norm.default, (x, [10], w, b, 1e-5), {}),
+        (aten.native_group_norm.default, (y, v, v, 3, 6, 25, 2, 1e-5), {}),
+        (aten.native_batch_norm.default, (y, v, v, v.clone(), v.clone(), True, 0.1, 1e-5), {}),
+    ]
+    for target, args, kwargs in cases:
+        found = target(*args, **kwargs)
+        with FakeTensorMode() as mode:
+            fakes = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args]
+            fake = target(*fakes, **kwargs)
+        more = {id(part): extra for part, extra in retained_parts(target, fakes, kwargs, fake)}
+        for real, part in zip(found, fake, strict=True):
+            assert real.untyped_storage().nbytes() == part.numel() * part.element_size() + more.get(id(part), 0)
 
 
 def test_what_only_the_library_knows_is_asked_of_it() -> None:
