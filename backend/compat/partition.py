@@ -35,9 +35,12 @@ def prepare(joint: fx.GraphModule) -> None:
 
 def module_of(root: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
     """A module of `graph`, whose code is written when it is first run: most are only read."""
-    from torch.fx import _lazy_graph_module
+    try:
+        from torch.fx._lazy_graph_module import _LazyGraphModule
 
-    return getattr(_lazy_graph_module, "_LazyGraphModule", fx.GraphModule)(root, graph)
+        return _LazyGraphModule(root, graph)
+    except ImportError:  # a torch that writes all code at once
+        return fx.GraphModule(root, graph)
 
 
 def save(node: fx.Node) -> None:
