@@ -108,6 +108,8 @@ def _read(site: Site, mask: MaskPlan) -> list[Operand]:
 
 def _learns(value: Value) -> bool:
     """Whether autograd records what `value` comes from."""
+    if not value.leaf and not any(value.inputs()):  # a number that is padded with, beside what it is padded to
+        return False
     made = None if value.node is None else value.node.meta.get("example_value")
     return not isinstance(made, torch.Tensor) or made.requires_grad
 

@@ -290,3 +290,10 @@ def scaled_gradient_of_value(q, k, v):
 def gradient_of_what_is_not_read(q, k, v, bias):
     """With a beta of 0 only what is not added asks for a gradient, which is zeros."""
     return torch.baddbmm(bias, q, k.mT, beta=0, alpha=0.3).softmax(-1) @ v
+
+
+@suite.equal(lambda r: [*(r.randn(6, 6, 8, grad=False) for _ in "qkv"), r.randn(6, 6, 6)], modes=ONLY)
+def gradient_of_what_is_not_read_beside_a_number(q, k, v, bias):
+    """The same with a column that is a number."""
+    s = torch.baddbmm(bias, q, k.mT, beta=0, alpha=0.3)
+    return torch.nn.functional.pad(s, (0, 1)).softmax(-1)[..., :-1] @ v
