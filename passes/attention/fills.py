@@ -139,6 +139,12 @@ def not_floored(scores: Scores, value: Value) -> None:
         raise Blocked(f"scores that were clamped go on to {value.name or 'an addition'} before the softmax", value)
 
 
+def not_rounded_off(scores: Scores, value: Value) -> None:
+    """A number that was added to all scores takes nothing of them away in the dtype of `value`."""
+    if abs(scores.offset) * torch.finfo(value.dtype).eps >= 1.0:
+        raise Blocked(f"scores are shifted by {scores.offset:g}, beside which they are rounded off", value)
+
+
 def rounded(number: float, dtype: torch.dtype) -> float:
     """`number` as a tensor of `dtype` holds it: finfo(float32).min is minus infinity in bfloat16."""
     return float(torch.tensor(number, dtype=torch.float64).to(dtype))

@@ -14,7 +14,7 @@ import torch
 
 from optpass.passes.attention import fills, joined
 from optpass.passes.attention.axes import Axis, Dims, above, atoms, broadcast, flat, fresh, resolve
-from optpass.passes.attention.fills import not_floored, rounded, unknown
+from optpass.passes.attention.fills import not_floored, not_rounded_off, rounded, unknown
 from optpass.passes.attention.ir import Value, arg
 from optpass.passes.attention.operands import (
     FLOATS,
@@ -139,6 +139,7 @@ class Reader:
         scores = self.read(source, dims)
         if not exact_cast(source.dtype, value.dtype):
             not_floored(scores, value)
+        not_rounded_off(scores, value)
         scores.dtypes.append(value.dtype)
         if scores.biases:  # a sum with a large number is rounded once more, as if it were made in this dtype
             scores.added_in.append(value.dtype)
@@ -173,6 +174,7 @@ class Reader:
             raise Blocked("masked scores change their sign", value)
         scores.scale *= number
         scores.offset *= number
+        not_rounded_off(scores, value)
         scores.centred = scores.centred and number > 0
         scores.biases = [replace(b, coefficient=b.coefficient * number) for b in scores.biases]
         if scores.biases:
@@ -278,10 +280,9 @@ class Reader:
         """A number that is added to every score of a row changes nothing, unless scores are lost beside it."""
         if not isinstance(number, (int, float)) or not math.isfinite(number * times):
             raise Blocked("scores are shifted by something that is not a finite number", value)
-        if abs(number * times) * torch.finfo(value.dtype).eps >= 1.0:
-            raise Blocked(f"scores are shifted by {number * times:g}, beside which they are rounded off", value)
         scores.shifted = True
         scores.offset += number * times
+        not_rounded_off(scores, value)
 
     def _addcmul(self, value: Value, dims: Dims) -> Scores:
         """`x + number · a · b`, where one of a and b leads to the product and the other is one number."""

@@ -76,6 +76,8 @@ _add("decline", "high exponentials", "those that a bool raises are infinite",
      lambda s, m: _apart(s + 1e4 * m), _some)  # fmt: skip
 _add("decline", "shifted scores times keys", "what was added to all scores differs from key to key afterwards",
      lambda s, m: ((s + 5.0) * m).softmax(-1), lambda r: [*r.qkv(), r.randn(6)])  # fmt: skip
+_add("decline", "shifted, then cast", "scores are rounded off beside the number after the sum",
+     lambda s: (s.float() - 7000).bfloat16().softmax(-1).to(s.dtype))  # fmt: skip
 
 
 @suite.decline(quiet=True)
