@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from optpass.backend.compat.memory_elsewhere import allocations_elsewhere, profiling
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,8 @@ def _measure_cuda(fn: Callable[[], Any], device: torch.device) -> Peak:
 
 
 def _measure_cpu(fn: Callable[[], Any]) -> Peak:
+    if profiling():  # starting another would end it, and lose what it holds
+        raise RuntimeError("a profiler is running; what a run allocates on a CPU is measured with one, outside of it")
     profile = torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=False
     )
@@ -104,13 +109,22 @@ def _measure_cpu(fn: Callable[[], Any]) -> Peak:
     # Releases by other threads may be reported out of order: time is the truth.
     changes = sorted((e.start_ns(), i, e.nbytes()) for i, e in enumerate(events) if e.name() == "[memory]")
     del result
-    live = peak = 0
-    timeline = []
-    for _, _, nbytes in changes:
-        live += nbytes
-        peak = max(peak, live)
-        timeline.append(live)
-    return Peak(peak, live, tuple(timeline))
+    return _of([nbytes for _, _, nbytes in changes])
+
+
+def measure_elsewhere(fn: Callable[[], Any]) -> Peak:
+    """As `measure_peak` on CPU, where a profiler of the program's own is running; `fn` runs in another thread.
+
+    Raises:
+        RuntimeError: torch cannot tell.
+    """
+    return _of(allocations_elsewhere(fn))
+
+
+def _of(changes: Iterable[int]) -> Peak:
+    """Of the bytes of each allocation, and each release below 0."""
+    timeline = tuple(itertools.accumulate(changes))
+    return Peak(max((0, *timeline)), timeline[-1] if timeline else 0, timeline)
 
 
 @contextlib.contextmanager

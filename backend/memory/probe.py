@@ -7,12 +7,14 @@ costs one run of the operator and as many bytes as that takes.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from optpass.backend.memory.measure import measure_peak, storage_bytes
+from optpass.backend.compat.memory_elsewhere import profiling
+from optpass.backend.memory.measure import Peak, measure_elsewhere, measure_peak, storage_bytes
 from optpass.passes.memory.workspace_call import Call, number, sizes, strides
 
 
@@ -31,10 +33,22 @@ def _measured(target: Any, arguments: tuple[tuple[str, Any], ...], threads: int)
     with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         values = {name: _made(value) for name, value in arguments}
         results: list[Any] = []
-        peak = measure_peak(lambda: results.append(target(**values)), collect=False)
+        peak = _peak(lambda: results.append(target(**values)))
         seen: set[int] = set()
         storage_bytes([values], seen=seen)
         return max(0, peak.bytes_above_start - storage_bytes(results, seen=seen))
+
+
+def _peak(fn: Callable[[], Any]) -> Peak:
+    """Told beside a profiler of the program's own, if one is running."""
+    if not profiling():
+        return measure_peak(fn, collect=False)
+
+    def unrecorded() -> Any:
+        with torch.no_grad():  # of each thread, as modes are
+            return fn()
+
+    return measure_elsewhere(unrecorded)
 
 
 def _frozen(value: Any) -> Any:

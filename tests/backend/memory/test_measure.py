@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from optpass.backend.memory.measure import measure_peak, step_peak, storage_bytes
+from optpass.backend.memory import probe
+from optpass.backend.memory.measure import measure_elsewhere, measure_peak, step_peak, storage_bytes
 
+_CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "transposed", "output_padding", "groups")
 KB = 256  # float32 elements in 1 KiB
 
 
@@ -47,6 +49,30 @@ def test_an_error_ends_the_measurement() -> None:
     with pytest.raises(ZeroDivisionError):
         measure_peak(lambda: 1 // 0)
     assert measure_peak(lambda: torch.empty(KB)).bytes_above_start == 1024
+
+
+def test_a_profiler_that_is_running_goes_on() -> None:
+    def work() -> torch.Tensor:
+        return torch.empty(2 * KB)[:KB] + 1
+
+    probe._measured.cache_clear()
+    x, w = torch.ones(2, 3, 16, 16), torch.ones(4, 3, 3, 3)
+    values = (x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    frozen = tuple((name, probe._frozen(value)) for name, value in zip(_CONVOLUTION, values, strict=True))
+    convolution = torch.ops.aten.convolution.default
+    with torch.profiler.profile(profile_memory=True) as profile:
+        torch.ones(5)
+        with pytest.raises(RuntimeError, match="profiler is running"):
+            measure_peak(work)
+        beside = measure_elsewhere(work)
+        workspace = probe._measured(convolution, frozen, torch.get_num_threads())
+        torch.ones(7)
+    assert beside == measure_peak(work)
+    probe._measured.cache_clear()
+    assert workspace == probe._measured(convolution, frozen, torch.get_num_threads())
+    assert {20, 28} <= {event.cpu_memory_usage for event in profile.events()}
+    with pytest.raises(ZeroDivisionError):
+        measure_elsewhere(lambda: 1 // 0)
 
 
 def test_storages_count_once() -> None:
