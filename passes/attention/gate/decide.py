@@ -13,35 +13,24 @@ from typing import Literal
 import torch
 
 from optpass.passes.attention.gate import published
+from optpass.passes.attention.gate.adapt import UNFUSED, known
 from optpass.passes.attention.gate.heap import mapped
 from optpass.passes.attention.gate.lookup import Found, find
 from optpass.passes.attention.gate.table import Figures, Table, factor, per_score
 from optpass.passes.attention.problem import Problem
 from optpass.passes.devices import DeviceSpec
-from optpass.passes.processor import multiplied_in
 from optpass.units import format_seconds
 
 #: How a causal or bool mask reaches the inner compiler: read from memory, or computed from positions. A float mask is
 #: always read.
 MaskForm = Literal["loaded", "computed"]
 
-#: The name under which a table has the inner compiler's own way.
-UNFUSED = "unfused"
 #: The kernel that is no kernel: SDPA's composition of products and a softmax.
 MATH = "math"
 #: What a fused kernel must be faster by, where the figures are not from this kind of device.
-CAUTION: Mapping[str, float] = {"measured": 1.0, "published": 1.1, "extrapolated": 1.25}
+CAUTION: Mapping[str, float] = {"measured": 1.0, "adapted": 1.1, "published": 1.1, "extrapolated": 1.25}
 #: Queries that a CPU kernel takes at a time: with the heads, what its threads share.
 _CHUNK = 64
-#: What stands in for dtypes that were not measured, and how much longer their scores take.
-_STAND_IN: Mapping[str, tuple[str, float]] = {"float64": ("float32", 2.0), "float16": ("bfloat16", 1.0)}
-#: What half precision takes, forward and in training, in float32's figures of another processor, on one that has no
-#: instructions for it: medians, and the least of the inner compiler's, of 72 sizes on an AVX2 processor
-#: (bench/results/amd-epyc-avx2-attention_table.json), by what float32's flash attention takes there.
-_WITHOUT: Mapping[str, Mapping[str, tuple[float, float]]] = {
-    "bfloat16": {UNFUSED: (12.0, 9.0), "cpu_flash": (1.2, 5.0), "blocks": (2.3, 1.75)},
-    "float16": {UNFUSED: (12.0, 9.0), "cpu_flash": (2.0, 6.6), "blocks": (2.3, 1.75)},
-}
 #: Part of a kernel's time that threads share, where it is not all: at the end of each operator of each block they wait
 #: for each other. Measured on two, lengths 256 to 2048: 0.2 to 0.9 in float32, where that is one head, else 0.8 to 1.
 _SHARED: Mapping[tuple[str, str], float] = {("blocks", "float32"): 0.5, ("blocks", "bfloat16"): 0.9}
@@ -59,7 +48,8 @@ class Price:
 
     Attributes:
         us: microseconds, forward, and with the backward where the problem trains.
-        fit: 'measured' on this kind of device, 'extrapolated' from another, or 'published' (never measured by us).
+        fit: 'measured' on this kind of device, 'adapted' or 'extrapolated' from another (see `adapt.Known`), or
+            'published' (never measured by us).
         source: the same in words, with the machine or the document.
     """
 
@@ -125,15 +115,15 @@ def fused(
         table: to read; None for the one of this device.
     """
     found = table or find(spec, problem.device)
-    measured = _measured(found, problem, kernel)
+    measured = known(found, problem, kernel)
     if found is not None and measured is not None:
-        figures, times = measured
+        figures = measured.figures
         window = problem.window is not None and "window" in published.skipped(kernel, problem)
         extra = {} if window or problem.mask in ("none", "causal") else _operand(problem)
         ns = _per_score(found.table, figures, problem, extra | _ops(problem), regions)
         ns *= published.visited(problem, kernel) if window else _causal(problem, found.table, figures)
         shared = _SHARED.get((kernel, _dtype(problem)), 1.0)
-        return Price(_total(problem, found.table, ns * times, shared), found.fit, found.source)
+        return Price(_total(problem, found.table, ns * measured.times, shared), measured.fit, found.source)
     estimated = None if problem.device == "cpu" else published.fused_seconds(problem, kernel, spec)
     if estimated is None:
         return None
@@ -151,30 +141,13 @@ def unfused(
 ) -> Price:
     """What the inner compiler alone takes for the region; arguments as in `decide` and `fused`."""
     found = table or find(spec, problem.device)
-    measured = _measured(found, problem, UNFUSED)
+    measured = known(found, problem, UNFUSED)
     if found is not None and measured is not None:
-        figures, times = measured
-        ns = _per_score(found.table, figures, problem, _unfused_extra(problem, mask_form), regions)
-        us = _total(problem, found.table, ns * times) + _repeat_us(problem, found.table)
-        return Price(us, found.fit, found.source)
+        ns = _per_score(found.table, measured.figures, problem, _unfused_extra(problem, mask_form), regions)
+        us = _total(problem, found.table, ns * measured.times) + _repeat_us(problem, found.table)
+        return Price(us, measured.fit, found.source)
     seconds = published.unfused_seconds(problem, spec)
     return Price(seconds * 1e6, "published", f"the roofline of {spec.name}, not measured")
-
-
-def _measured(found: Found | None, problem: Problem, kernel: str) -> tuple[Figures, float] | None:
-    """A kernel's figures in the problem's dtype, or in the one that stands in for it, and how much longer it takes."""
-    if found is None:
-        return None
-    dtype = _dtype(problem)
-    if found.fit == "extrapolated" and problem.device == "cpu" and multiplied_in(problem.dtype) != problem.dtype:
-        figures = found.table.of("float32", problem.training, kernel)
-        without = _WITHOUT[dtype].get(kernel)
-        return None if figures is None or without is None else (figures, without[problem.training])
-    for name, times in ((dtype, 1.0), _STAND_IN.get(dtype, (dtype, 1.0))):
-        figures = found.table.of(name, problem.training, kernel)
-        if figures is not None:
-            return figures, times
-    return None
 
 
 def _per_score(table: Table, figures: Figures, problem: Problem, extra: Mapping[str, float], regions: int) -> float:

@@ -17,7 +17,7 @@ import torch
 from optpass.errors import ConfigError
 from optpass.passes import devices, processor
 from optpass.passes.attention import gate
-from optpass.passes.attention.gate import Figures, Found, Table, decide, fused, heap, unfused
+from optpass.passes.attention.gate import Figures, Found, Table, adapt, decide, fused, heap, unfused
 from optpass.passes.attention.gate.table import Axes, Base, along, from_json, per_score
 from optpass.passes.attention.problem import Problem
 from optpass.passes.processor import instructions
@@ -188,6 +188,33 @@ def test_another_processor_is_extrapolated_and_must_be_clearly_faster(
     assert verdict(8.1).reason.startswith("it may not pay: ")
     assert "must be 1.25 times as fast" in verdict(8.1).reason
     assert verdict(10.1).reason.startswith("it does not pay: ")
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_narrow_processor_is_told_by_what_others_took(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float32 on AVX2 by a table of AVX-512: kernels that were measured on both stand nearer to the truth."""
+    figures = {f"float32 {mode}": {"unfused": UNFUSED, "cpu_flash": FLASH, "blocks": FLASH, "flex": FLASH}
+               for mode in ("forward", "training")}  # fmt: skip
+    wide = Found(table(instructions="AVX512 bfloat16", figures=figures), "extrapolated")
+    asked = problem(training=training)
+
+    def taken(found: Found) -> dict[str, tuple[float, str]]:
+        ways = {name: gate.fused(asked, name, CPU, table=found) for name in ("cpu_flash", "blocks", "flex")}
+        prices = {**ways, "unfused": gate.unfused(asked, CPU, table=found)}
+        return {name: (price.us, price.fit) for name, price in prices.items() if price is not None}
+
+    monkeypatch.setattr(adapt, "instructions", lambda: "VSX")
+    other = taken(wide)
+    assert {fit for _, fit in other.values()} == {"extrapolated"}
+    monkeypatch.setattr(adapt, "instructions", lambda: "AVX2")
+    narrow = taken(wide)
+    assert {name: fit for name, (_, fit) in narrow.items()} == {
+        "cpu_flash": "adapted", "blocks": "adapted", "unfused": "adapted", "flex": "extrapolated"
+    }  # fmt: skip
+    times = {name: us / other[name][0] for name, (us, _) in narrow.items()}
+    assert 1.0 < times["cpu_flash"] < times["unfused"] < times["blocks"]
+    assert times["flex"] == pytest.approx(times["unfused"])
+    assert taken(dataclasses.replace(wide, fit="measured"))["cpu_flash"] == (other["cpu_flash"][0], "measured")
 
 
 def test_the_math_kernel_never_pays() -> None:
