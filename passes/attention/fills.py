@@ -63,6 +63,7 @@ def filled(reader: Reader, value: Value, dims: Dims, source: Any, mask: Value, f
         raise Blocked("the mask has more dims than the scores", value)
     scores = reader.read(source, dims)
     not_floored(scores, value)
+    not_topped(scores, value)
     number = rounded(float(number), value.dtype)
     if math.isnan(number) or number > LEAST:
         raise Blocked(f"masked scores become {number:g}, which a score can be as low as: it is not -inf", value)
@@ -137,6 +138,12 @@ def not_floored(scores: Scores, value: Value) -> None:
     """What clamping made of the scores is what the softmax reads, but for casts that hold it and shifts of rows."""
     if scores.floor is not None:
         raise Blocked(f"scores that were clamped go on to {value.name or 'an addition'} before the softmax", value)
+
+
+def not_topped(scores: Scores, value: Value) -> None:
+    """Rows without a key are near 0 once their maximum is taken off, and what comes then is not lost beside them."""
+    if scores.topped:
+        raise Blocked("the maximum of masked or biased scores is taken off before more is masked or added", value)
 
 
 def not_rounded_off(scores: Scores, value: Value) -> None:

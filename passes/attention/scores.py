@@ -14,7 +14,7 @@ import torch
 
 from optpass.passes.attention import fills, joined
 from optpass.passes.attention.axes import Axis, Dims, above, atoms, broadcast, flat, fresh, resolve
-from optpass.passes.attention.fills import not_floored, not_rounded_off, rounded, unknown
+from optpass.passes.attention.fills import not_floored, not_rounded_off, not_topped, rounded, unknown
 from optpass.passes.attention.ir import Value, arg
 from optpass.passes.attention.operands import (
     FLOATS,
@@ -244,6 +244,7 @@ class Reader:
         if value.name == "sub" and shifts_rows(right, left, dims, self.keys):
             scores = self.read(left, dims)  # softmax does not change when a row is shifted by its own maximum
             scores.shifted, scores.offset = True, 0.0
+            scores.topped = bool(scores.fills or scores.biases)
             scores.centred = right.dim > 0  # the maximum of all rows leaves those of large negative numbers far below
             scores.fills = [replace(f, lifted=True) for f in scores.fills]
             scores.shifts.extend(row_maximum_values(right, left))
@@ -253,6 +254,7 @@ class Reader:
             scores = self.read(right, dims)  # the other way round: the least score of a row gets the largest weight
             self._times(scores, b, value)
             scores.shifted, scores.offset = True, 0.0
+            scores.topped = bool(scores.fills or scores.biases)
             scores.shifts.extend(row_maximum_values(left, right))
             scores.values.extend(scores.shifts)
             return scores
@@ -299,6 +301,7 @@ class Reader:
 
     def _biased_by(self, scores: Scores, operand: Operand, coefficient: float, dtype: torch.dtype) -> None:
         not_floored(scores, operand.value)
+        not_topped(scores, operand.value)
         if _writes_nan(operand.value):
             raise Blocked("NaN is added to the scores", operand.value)
         scores.added_in.append(dtype)

@@ -129,6 +129,7 @@ class Scores:
         largest: beyond it a sum with a bias is infinite, for it is cast to a dtype that holds no more.
         floor: what they are not let below, after all that is named above.
         shifted: True where a constant was added to rows: nothing to a softmax, but not to a softcap that follows.
+        topped: True where the maximum of rows was taken off that were masked or biased: a row without a key is near 0.
         centred: True where the maximum of each row was taken off, and nothing was masked or added to its keys since.
         offset: sum of the numbers that were added to all scores, since the maximum was taken off.
         binary: numbers that scores are multiplied by, and that must be 0 or 1.
@@ -155,6 +156,7 @@ class Scores:
     largest: float = math.inf
     floor: Floor | None = None
     shifted: bool = False
+    topped: bool = False
     centred: bool = False
     offset: float = 0.0
     binary: tuple[Operand, ...] = ()

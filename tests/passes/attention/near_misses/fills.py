@@ -284,3 +284,19 @@ _named = [p for p in suite if p.name.split("/")[1] in _HALVES]
 _BOTH = ("-1e9, added, padding", "-1e4, added, padding", "-inf, where, one empty row")
 _filled = [p for p in suite if p.name.split("/")[1] in _BOTH]
 suite.programs += in_dtype(_named + _filled, torch.bfloat16) + in_dtype(_named, torch.float16)
+
+
+def _topped(name: str, low, then) -> None:
+    def program(q, k, v, keep, other):
+        s = low(q @ k.mT * 8**-0.5, keep)
+        return then(s - s.amax(-1, keepdim=True), other).softmax(-1) @ v
+
+    why = "a row without a key is near 0 once its maximum is taken off"
+    suite.decline(lambda r: [*rows("one")(r), r.randn(6, 6)], name=f"maximum taken off {name}", why=why)(program)
+
+
+_topped("fills, then a bias", lambda s, keep: s.masked_fill(~keep, LOWEST), lambda s, other: s + other)
+_topped("numbers, then a bias", lambda s, keep: s + torch.where(keep, 0.0, -1e9), lambda s, other: s + other)
+_topped(
+    "fills, then another", lambda s, keep: s.masked_fill(~keep, -math.inf), lambda s, other: s.where(other > 0, -1e9)
+)
