@@ -66,6 +66,8 @@ TWISTS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("logits returned", "extra.append(s)", ""),
         ("logsumexp returned", "extra.append(s.logsumexp(-1))", ""),
         ("nan_to_num", "s = s.nan_to_num()", ""),
+        ("keys dropped before", "i = M // 3; s, v, M = s[..., i:], v[..., i:, :], M - i", ""),
+        ("queries dropped", "i = N // 3; s, N = s[..., i:, :], N - i", ""),
         ("temperature by row", "s = s / (1 + s.detach().abs().amax(-1, keepdim=True).nan_to_num(0.0, 0.0, 0.0))", ""),
     ),
     "weights": (
@@ -106,6 +108,20 @@ TWISTS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("softmax over the batch instead", "p = s.softmax(0).to(v.dtype)", ""),
         ("weights of exp2", "p = (e := torch.exp2(s)) / e.sum(-1, keepdim=True); p = p.to(v.dtype)", ""),
         ("quiet softmax", "p = (e := s.exp()) / (1 + e.sum(-1, keepdim=True)); p = p.to(v.dtype)", ""),
+        (
+            "side by side",
+            "i = M // 2; p = torch.cat([s[..., :i].softmax(-1), s[..., i:].softmax(-1)], -1).to(v.dtype)",
+            "",
+        ),
+        (
+            "beside others",
+            (
+                "i = (q @ k[..., :2, :].mT).softmax(-1).to(v.dtype) * 0.5; p = torch.cat([i, p], -1)"
+                "; v = torch.cat([v[..., :2, :] * 3, v], -2); M = v.shape[-2]"
+            ),
+            "",
+        ),
+        ("exponentials' tril", "e = (s - s.amax(-1, True)).exp().tril(1); p = (e / e.sum(-1, True)).to(v.dtype)", ""),
         ("keys dropped", "p = p[..., 1:] if M > 1 else p; v = v[..., 1:, :] if M > 1 else v; M = max(M - 1, 1)", ""),
     ),
     "between": (
