@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from optpass.passes.attention import sinks
-from optpass.passes.attention.axes import Dims, above, atoms, broadcast, equal, flat, is_one, resolve
+from optpass.passes.attention.axes import Axis, Dims, above, atoms, broadcast, equal, flat, is_one, resolve
+from optpass.passes.attention.elements import contractions
 from optpass.passes.attention.ir import Program, Value, arg
 from optpass.passes.attention.operands import (
     PRODUCTS,
@@ -27,12 +28,12 @@ from optpass.passes.attention.operands import (
     row_maximum_values,
     shifts_rows,
 )
-from optpass.passes.attention.picks import apply_picks, take_part
+from optpass.passes.attention.picks import Pick, apply_picks, take_part
 from optpass.passes.attention.scores import Reader
 from optpass.passes.attention.sinks import appended
 from optpass.passes.attention.site import Blocked, Fill, Operand, Scores, Site
 from optpass.passes.attention.unseen import ONE_VECTOR, Unseen, element_wise, is_parameter, of_single_numbers
-from optpass.passes.attention.walk import NoSoftmaxError, SumError, Walk, Weights, stands_between
+from optpass.passes.attention.walk import JoinedError, NoSoftmaxError, SumError, Walk, Weights, stands_between
 
 #: Below it exponentials are 0 in any dtype.
 _NO_EXPONENTIAL = -1e3
@@ -60,7 +61,7 @@ def find(
         roots: values that leave the graph.
         join: products that are added up are read as one; else as a product and its biases.
     """
-    unseen = Unseen(program)
+    unseen = Unseen(program, {value: (found.left, found.right) for value, found in contractions(program).items()})
     behind = unseen.weights
     for softmax in unseen.leaving(roots):
         reason = "the weights leave the graph before they meet v: at a graph break, or they are what is asked for"
@@ -95,6 +96,15 @@ def _vanishes(fill: Fill, scores: Scores) -> bool:
     return not fill.lifted and not fill.late and scores.floor is None and fill.fill + scores.offset < _NO_EXPONENTIAL
 
 
+def _added_up(sites: list[Site]) -> list[Site]:
+    """Sites whose results are added to each other; what is inside one is inside all."""
+    inside = list(dict.fromkeys(v for site in sites for v in site.values))
+    positive = all(isinstance(s.weight, (int, float)) and s.weight > 0 and not s.weights for s in sites)
+    for site in sites:
+        site.values, site.cancels = inside, not positive
+    return sites
+
+
 class _Weights(Weights):
     """One operand of one product, and the sites that it is the weights of."""
 
@@ -121,6 +131,8 @@ class _Weights(Weights):
             logits, dims, softmax = self.to_softmax()
         except SumError as found:
             return self._of_terms(found.value)
+        except JoinedError as found:
+            return self._of_parts(found.value)
         return [self._site(logits, dims, softmax)]
 
     def _of_terms(self, value: Value) -> list[Site]:
@@ -143,11 +155,28 @@ class _Weights(Weights):
                 zeroed=[*walk.zeroed], numbers=walk.numbers, picks=[*walk.picks], shared=walk.shared,
             )  # fmt: skip
             sites += branch._sites()
-        inside = list(dict.fromkeys(v for site in sites for v in site.values))
-        positive = all(isinstance(s.weight, (int, float)) and s.weight > 0 and not s.weights for s in sites)
-        for site in sites:
-            site.values, site.cancels = inside, not positive
-        return sites
+        return _added_up(sites)
+
+    def _of_parts(self, value: Value) -> list[Site]:
+        """The sites of `cat([left, right])`: each weighs the values of its own keys, and they add up."""
+        if self.walk.zeroed:
+            raise Blocked("weights of several softmaxes are set to zero as a whole", value)
+        (whole,) = self.keys
+        sites: list[Site] = []
+        start, dim = 0, value.args[1] % value.dim
+        for part in value.args[0]:
+            branch, keys = copy.copy(self), Axis(part.shape[dim])
+            branch.summed, branch.inner = True, (keys,)
+            branch.other = take_part(self.other, Pick(whole, start, keys))
+            dims = list(self.walk.dims)
+            dims[dim] = (keys,)
+            branch.walk = replace(
+                self.walk, value=part, dims=tuple(dims), passed=[*self.walk.passed, value],
+                weights=[*self.walk.weights], zeroed=[], picks=[*self.walk.picks],
+            )  # fmt: skip
+            sites += branch._sites()
+            start += keys.size
+        return _added_up(sites)
 
     def _site(self, logits: Value, dims: Dims, softmax: Value) -> Site:
         sink, read, walk = None, logits, self.walk

@@ -16,9 +16,11 @@ import sympy
 import torch
 from torch import fx
 
+from optpass.passes.attention import autocast
 from optpass.passes.attention.axes import Axis, Dims, atoms, expression, flat, resolve
 from optpass.passes.attention.hints import Hints, held
 from optpass.passes.attention.ir import Program, Value
+from optpass.passes.attention.operands import PRODUCTS
 from optpass.passes.attention.site import Blocked
 
 
@@ -136,7 +138,13 @@ class Writer:
             raise Blocked("part of it is computed under no_grad, the rest is not", value)
         pairs = [(a, self._argument(v)) for a, v in zip(value.op._schema.arguments, value.args, strict=False)]
         keywords = {a.name: v for a, v in pairs if a.kwarg_only and v is not None}
-        node = self.call(value.op, *(v for a, v in pairs if not a.kwarg_only), **keywords)
+
+        def call() -> fx.Node:
+            return self.call(value.op, *(v for a, v in pairs if not a.kwarg_only), **keywords)
+
+        device = value.tensor.device.type
+        narrowed = value.name in PRODUCTS and autocast.narrows(self, device, value.dtype)
+        node = autocast.without(self, device, call) if narrowed else call()
         if isinstance(node.meta["example_value"], (tuple, list)):
             node = self.call(operator.getitem, node, value.index)
         self.written[value] = node

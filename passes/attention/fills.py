@@ -158,6 +158,8 @@ def rounded(number: float, dtype: torch.dtype) -> float:
 
 
 def unknown(value: Value) -> str:
+    if value.leaf == "opaque" and value.version:
+        return "scores are written to in place, through a view or another name, before the softmax"
     if value.op is None:
         return "the softmax is not over scores: no product of queries and keys leads to it"
     return f"between the product and the softmax stands {value.name}, which no attention kernel computes"

@@ -5,7 +5,7 @@ Every spelling of attention becomes the same few operations here. Data and small
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,6 +87,7 @@ class Program:
         touches: per storage, every Dynamo node that makes an alias of it or writes to it.
         closed: nodes that are not looked into because no attention is written with them.
         softmaxes: nodes that are not looked into and make a softmax, or run a graph that does.
+        autocast: under which state a node runs: on CPUs and on CUDA devices, whether it is on, and its dtype.
     """
 
     values: list[Value] = field(default_factory=list)
@@ -98,6 +99,7 @@ class Program:
     softmaxes: set[fx.Node] = field(default_factory=set)
     again: dict[Value, fx.Node] = field(default_factory=dict)
     ran: set[fx.Node] = field(default_factory=set)
+    autocast: dict[fx.Node, Any] = field(default_factory=dict)
     _users: dict[Value, list[Value]] | None = None
     _stored: dict[int, list[Value]] | None = None
     _writers: dict[fx.Node, set[int]] | None = None
@@ -118,6 +120,17 @@ class Program:
             for value in self.values:
                 self._stored.setdefault(value.storage, []).append(value)
         return self._stored.get(storage, [])
+
+    def replace(self, value: Value, chain: Sequence[Value]) -> None:
+        """Let `value` be computed as the last of `chain` is, values of the same node that stand in front of it then."""
+        *before, last = chain
+        value.op, value.args = last.op, last.args
+        self.values[(at := self.values.index(value)) : at] = before
+        if value.node is not None:
+            made = self.by_node.setdefault(value.node, [])
+            at = made.index(value) if value in made else len(made)
+            made[at:at] = before
+        self._users = self._stored = None
 
     def written_by(self, node: fx.Node) -> set[int]:
         """Storages that a Dynamo node writes to; once the program is complete."""

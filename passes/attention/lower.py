@@ -77,6 +77,7 @@ class _Lowering:
                 stack.enter_context(context)
             for node in self.graph.nodes:
                 self.node = node
+                self.program.autocast[node] = _autocast_state()  # inside of an operation it cannot be asked for
                 self.program.of_node[node] = returned = self._lower(node)
                 if isinstance(returned, Value):
                     self.home.setdefault(id(returned.tensor), node)

@@ -1,7 +1,8 @@
 """Parts of weights: some heads of a softmax, or one of its rows, are the softmax of those heads or rows of q and k.
 
 On the way up from the product with v an axis appears of which only a part is used further down; here that part is taken
-of every operand, as nodes that the program has not. Nothing here reads scores.
+of every operand, as nodes that the program has not. Of scores a part of the keys may be taken, too. Nothing here reads
+scores.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ def apply_picks(scores: Scores, picks: list[Pick]) -> None:
         scores.fills = [replace(f, mask=take(f.mask)) for f in scores.fills]
         scores.factors = [replace(f, operand=take(f.operand)) for f in scores.factors]
         scores.biases = [_bias(b, take) for b in scores.biases]
+        scores.binary = tuple(map(take, scores.binary))
 
 
 def _bias(bias: Bias, take: Any) -> Bias:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from optpass.passes.attention import blocks, flex, lost
+from optpass.passes.attention import autocast, blocks, flex, lost
 from optpass.passes.attention.axes import Axis, Dims, above, resolve
 from optpass.passes.attention.emit import Writer, tensor_of
 from optpass.passes.attention.exact import Events
@@ -60,8 +60,14 @@ class Rewrite:
         if plan.frame.groups:
             arguments["enable_gqa"] = True
 
-        def sdpa() -> fx.Node:
+        def call() -> fx.Node:
             return self.writer.call(F.scaled_dot_product_attention, query, key, value, **arguments)
+
+        dtypes = (plan.dtype, torch.bool if mask is None else tensor_of(mask).dtype)
+        narrowed = autocast.narrows(self.writer, plan.problem.device, *dtypes)
+
+        def sdpa() -> fx.Node:
+            return autocast.without(self.writer, plan.problem.device, call) if narrowed else call()
 
         if prefer is not None:
             return self._finish(preferring(self.writer, plan.problem.device, prefer, sdpa), rows)

@@ -28,6 +28,7 @@ from optpass.passes.attention.operands import (
     scaled,
     shifts_rows,
 )
+from optpass.passes.attention.picks import apply_picks, picked
 from optpass.passes.attention.site import Bias, Blocked, Factor, Number, Operand, Scores, Softcap
 
 #: How many values above a bias are looked at for NaN.
@@ -309,6 +310,21 @@ class Reader:
         scores.biases.append(Bias(operand, coefficient, written=coefficient, after=(f"round {_name(dtype)}",)))
         scores.fills = [replace(f, late=f.late + 1, written=f.written if f.late else f.fill) for f in scores.fills]
 
+    def _part(self, value: Value, dims: Dims) -> Scores:
+        """Scores of some of the queries, heads or keys are those of that part of each operand."""
+        found = picked(value, dims)
+        if found is None:
+            raise Blocked(unknown(value), value)
+        source, whole, pick = found
+        keys = tuple(pick.axis if axis is pick.part else axis for axis in self.keys)
+        reader = Reader(keys, lambda: flat(whole), self.constant, self.now, join=self.join)
+        scores = reader.read(source, whole)
+        if scores.topped:
+            raise Blocked("a part is taken of masked or biased scores that their maximum was taken off", value)
+        apply_picks(scores, [pick])
+        scores.centred = False  # the maximum may be of a key that is no part
+        return scores
+
     def _tanh(self, value: Value, dims: Dims) -> Scores:
         scores = self.read(value.args[0], dims)
         not_floored(scores, value)
@@ -368,5 +384,6 @@ _RULES: dict[str, Callable[[Reader, Value, Dims], Scores]] = {
     "_to_copy": Reader._cast, "mul": Reader._scale, "div": Reader._scale, "neg": Reader._neg, "add": Reader._add,
     "sub": Reader._add, "rsub": Reader._add, "masked_fill": fills.masked_fill, "where": fills.where,
     "index_put": fills.index_put, "tanh": Reader._tanh, "addcmul": Reader._addcmul, "maximum": fills.maximum,
-    "clamp": fills.clamp, "clamp_min": fills.clamp,
+    "clamp": fills.clamp, "clamp_min": fills.clamp, "slice": Reader._part, "select": Reader._part,
+    "split": Reader._part, "split_with_sizes": Reader._part, "chunk": Reader._part, "unbind": Reader._part,
 }  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -164,6 +164,8 @@ def _exponentials(value: Value, constant: Constant) -> tuple[Value, list[Value],
 def _masked(value: Value, constant: Constant) -> tuple[Value, Hidden] | None:
     if value.name == "masked_fill" and _zero(value.args[2], constant):
         return value.args[0], Hidden(value.args[1], False)
+    if value.name in ("tril", "triu"):
+        return value.args[0], Hidden(_triangle(value), True)
     if value.name == "where":
         mask, yes, no = value.args[:3]
         if _zero(no, constant) and isinstance(yes, Value):
@@ -177,6 +179,14 @@ def _masked(value: Value, constant: Constant) -> tuple[Value, Hidden] | None:
         if one.name in (*_EXPONENTIALS, "_softmax", "masked_fill", "where", "mul") and _exponentials(one, constant):
             return one, Hidden(other, True if other.dtype == torch.bool else None)
     return None
+
+
+def _triangle(value: Value) -> Value:
+    """What `tril` and `triu` leave of a tensor, as a mask that no node of the graph computes."""
+    shape = value.shape[-2:]
+    made = replace(value, tensor=value.tensor.new_empty(shape, dtype=torch.bool))
+    whole = (list(shape), True, torch.bool, torch.strided, value.tensor.device, False)
+    return replace(made, args=(replace(made, op=torch.ops.aten.full.default, args=whole), value.args[1]))
 
 
 def _zero(item: object, constant: Constant) -> bool:

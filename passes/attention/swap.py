@@ -83,7 +83,7 @@ def check_private(
     inside = {*site.values, site.output}
     for value in site.values:
         if value in roots:
-            raise Blocked(f"{_what(site, value)} are used elsewhere: they leave the graph or go to an opaque op", value)
+            raise Blocked(f"{_what(site, value)} are used elsewhere: they {_where(value, program)}", value)
         for user in program.users(value):
             shared = user in others and value in site.scores.values
             if user in live and user not in inside and not shared:
@@ -101,6 +101,16 @@ def check_grad_mode(site: Site) -> None:
 
 def _what(site: Site, value: Value) -> str:
     return "the scores" if value in site.scores.values else "the attention weights"
+
+
+def _where(value: Value, program: Program) -> str:
+    """What becomes of a value that is observed itself."""
+    users = list(value.node.users) if value.node is not None else []
+    users += [u for user in users if program.of_node.get(user) is value for u in user.users]
+    if any(user.op == "output" for user in users):
+        return "leave the graph"
+    opaque = next((user.name for user in users if user not in program.ran and not _is_size(user)), None)
+    return f"go to {opaque}, which is not looked into" if opaque else "leave the graph or go to an opaque op"
 
 
 class Attachment:

@@ -6,7 +6,7 @@ quantity. What a product of such a value with another is, `core` says, or why it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import fx
@@ -24,6 +24,8 @@ _ENDS = frozenset(
     "mean logsumexp amax max amin min argmax cumsum sort argsort topk multinomial nonzero embedding grid_sampler_2d "
     "nll_loss_forward".split()
 )
+#: Functions that are not looked into, after which weights are still weights, though of another kind.
+_ACTIVATIONS = frozenset("gelu silu relu mish elu leaky_relu".split())
 #: Functions that multiply matrices, by name.
 _MULTIPLY = frozenset("matmul bmm baddbmm mm einsum".split())
 #: Functions after which a value is another quantity, beside `_ENDS`.
@@ -35,10 +37,14 @@ _LAYOUT = frozenset("t transpose permute view _unsafe_view reshape expand unsque
 
 
 class Unseen:
-    """What softmaxes of scores lead to, in one pass over a program."""
+    """What softmaxes of scores lead to, in one pass over a program.
 
-    def __init__(self, program: Program) -> None:
+    `sums`: matrix products that are written as sums of products of elements, and their factors.
+    """
+
+    def __init__(self, program: Program, sums: Mapping[Value, tuple[Value, Value]] | None = None) -> None:
         self.program = program
+        self._sums = sums or {}
         self.scores: set[Value] = set()
         self.weights: dict[Value, Value] = {}  #: and the softmax behind each
         self.taken: set[Value] = set()  #: softmaxes that a product is made of
@@ -49,6 +55,11 @@ class Unseen:
         if value.name in PRODUCTS or value.name in ONE_VECTOR or of_single_numbers(value):
             self.taken.update(self.weights[factor] for factor in value.inputs() if factor in self.weights)
             if not any(is_parameter(factor) for factor in value.inputs()):
+                self.scores.add(value)
+            return
+        factors = self._sums.get(value, ())
+        if factors:
+            if not any(factor in self.weights or is_parameter(factor) for factor in factors):
                 self.scores.add(value)
             return
         if self._ends(value):
@@ -76,9 +87,14 @@ class Unseen:
         near = [*users, *(u for user in users for u in self.program.users(user)), *value.args[0].inputs()]
         return any(v.name in ("sum", "logsumexp") for v in near)
 
+    def _closed(self, value: Value) -> bool:
+        """Whether a value comes out of a function that makes another quantity, and is not looked into."""
+        name = getattr(value.node.target, "__name__", "") if value.node is not None else ""
+        return value.node in self.program.closed and name not in _ACTIVATIONS
+
     def _ends(self, value: Value) -> bool:
         """Whether a value is another quantity than what it is made of, or made of nothing that is known."""
-        given = value.leaf != "" and (value.leaf != "opaque" or value.node in self.program.closed)
+        given = value.leaf != "" and (value.leaf != "opaque" or self._closed(value))
         return given or value.name in _ENDS or value.dtype not in FLOATS
 
 
@@ -92,7 +108,7 @@ def of_single_numbers(value: Value) -> bool:
 
 
 def element_wise(value: Value) -> tuple[Value, ...]:
-    """The two factors of a matrix product that is written as `(a.unsqueeze(-1) * b).sum(dim)`; () if it is none."""
+    """Of the two factors of a matrix product `(a.unsqueeze(-1) * b).sum(dim)`, those that are repeated in it."""
     product = value.args[0] if value.name == "sum" and value.args[1] else None
     factors = tuple(a for a in product.inputs()) if product is not None and product.name == "mul" else ()
     if product is None or len(factors) != 2 or any(f.dim != product.dim for f in factors):
@@ -100,7 +116,7 @@ def element_wise(value: Value) -> tuple[Value, ...]:
     dims = {d % product.dim for d in value.args[1]}
     shared = not any(is_one(f.shape[d]) for f in factors for d in dims)
     broadcast = [any(is_one(f.shape[d]) and not is_one(product.shape[d]) for d in range(product.dim)) for f in factors]
-    return factors if shared and any(broadcast) else ()
+    return tuple(f for f, repeated in zip(factors, broadcast, strict=True) if shared and repeated)
 
 
 def under_transforms(graph: fx.Graph) -> Iterator[fx.Node]:

@@ -40,6 +40,14 @@ class SumError(Exception):
         self.value = value
 
 
+class JoinedError(Exception):
+    """The weights are softmaxes side by side, each over keys of its own."""
+
+    def __init__(self, value: Value) -> None:
+        super().__init__()
+        self.value = value
+
+
 class NoSoftmaxError(Exception):
     """The operand has no softmax behind it."""
 
@@ -112,6 +120,9 @@ class Weights:
                 return found
             if not self._step(value):
                 if self._softmax_above(value):
+                    part = picked(value, walk.dims)
+                    if part is not None and part[2].part in self.keys:
+                        raise Blocked("v is of some of the keys that the softmax runs over, not of all", value)
                     raise stands_between(value)
                 raise NoSoftmaxError
             walk.passed.append(value)
@@ -126,6 +137,8 @@ class Weights:
             walk.shared = walk.shared or bool(lost)
             walk.value, walk.dims = step
             return True
+        if value.name == "cat" and self._joined(value):
+            raise JoinedError(value)
         source = value.args[0] if value.args and isinstance(value.args[0], Value) else None
         if source is None:
             return False
@@ -156,6 +169,14 @@ class Weights:
         sides = [a for a in value.args[:2] if isinstance(a, Value) and same_sizes(a.shape, value.shape)]
         number = isinstance(arg(value, "alpha"), (int, float)) and arg(value, "alpha") != 0
         return number and len(sides) == 2 and all(a.dtype == value.dtype and self._softmax_above(a) for a in sides)
+
+    def _joined(self, value: Value) -> bool:
+        """Whether parts that softmaxes lead to make up the keys of `value`, one behind the other."""
+        parts = value.args[0]
+        sizes = [part.shape[value.args[1]] for part in parts]
+        known = all(isinstance(size, int) and size > 1 for size in sizes)
+        whole = len(self.keys) == 1 and atoms(self.walk.dims[value.args[1]]) == self.keys and self.walk.sliced is None
+        return whole and known and all(p.dtype == value.dtype and self._softmax_above(p) for p in parts)
 
     def _picked(self, value: Value) -> bool:
         """Some of the heads or rows."""

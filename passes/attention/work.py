@@ -18,6 +18,7 @@ from torch import fx
 from optpass.errors import ConfigError
 from optpass.passes.attention import flex, gate, preference, words
 from optpass.passes.attention.core import Found, find
+from optpass.passes.attention.elements import multiply_matrices
 from optpass.passes.attention.emit import Writer, returned_by
 from optpass.passes.attention.hints import Hints
 from optpass.passes.attention.ir import Value
@@ -68,6 +69,7 @@ class GraphWork:
     def __init__(self, gm: fx.GraphModule, ctx: PassContext, config: AttentionConfig, result: PassResult) -> None:
         self.gm, self.ctx, self.config, self.result = gm, ctx, config, result
         self.program = lower(gm.graph, lambda target: getattr(gm, target, None))
+        multiply_matrices(self.program)
         self.roots = root_values(self.program, gm.graph)
         self.live = live_values(self.program, gm.graph)
         self.nodes = returned_by(self.program)

@@ -76,7 +76,27 @@ def single_numbers(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def pooled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     weights = (k @ q[:, :, 0, :, None]).softmax(-2)
-    return (weights * v).sum(-2)
+    return (weights * v.double()).sum(-2).float()
+
+
+def some_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).softmax(-1)[..., 2:] @ v[:, :, 2:]
+
+
+def written_to(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT
+    scores[..., :2] += 1.0
+    return scores.softmax(-1) @ v
+
+
+def used_twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = (q @ k.mT).softmax(-1)
+    return weights @ v + torch.nn.functional.gelu(weights).sum()
+
+
+def thresholded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = F.relu((q @ k.mT).softmax(-1) - 0.02)
+    return weights / weights.sum(-1, keepdim=True) @ v
 
 
 PROGRAMS: dict[Callable[..., Tensor], str] = {
@@ -89,6 +109,10 @@ PROGRAMS: dict[Callable[..., Tensor], str] = {
     differentiated: r"a transform of torch.func",
     single_numbers: "there is a single key",
     pooled: "written as a sum of products of elements",
+    thresholded: r"between .* stands an operation that is not looked into \(relu\)",
+    some_keys: "some of the keys that the softmax runs over",
+    written_to: "written to in place, through a view",
+    used_twice: "the attention weights .* go to gelu",
     at_a_break: "the weights leave the graph before they meet v",
 }
 

@@ -45,6 +45,27 @@ class AutocastSwitchedOffInside(_Attention):
             return self.proj(out.transpose(1, 2).flatten(2))
 
 
+def _without_a_key(s: Sizes) -> list[Any]:
+    """One sequence is nothing but padding."""
+    return [*heads_first(s), keep(s) & (torch.arange(s.batch)[:, None] != 1)]
+
+
+@form(_without_a_key, mask="operand")
+def lowest_numbers_under_autocast(q: Tensor, k: Tensor, v: Tensor, present: Tensor) -> Tensor:
+    """Float32's lowest number is minus infinity in bfloat16, which SDPA under autocast makes of its mask."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        hidden = (1.0 - present[:, None, None].float()) * torch.finfo(torch.float32).min
+        return ((q @ k.mT * 0.25 + hidden).softmax(-1) @ v).float()
+
+
+@form(lambda s: [*heads_first(s), *heads_first(s)[:2]], mask="free")
+def a_wide_bias_under_autocast(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Made where autocast is off, and added in float32."""
+    bias = torch.einsum("bhqd,bhkd->bhqk", a, b)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return ((q @ k.mT * 0.25 + bias).softmax(-1) @ v.to(q.dtype)).float()
+
+
 @form(tokens, scale=root)
 class Checkpointed(nn.Module):
     def __init__(self, s: Sizes) -> None:

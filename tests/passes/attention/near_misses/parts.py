@@ -119,3 +119,58 @@ def shifted_by_the_detached_maximum_of_others(q, k, v):
     """A detached maximum over queries is not one number for each row."""
     scores = q @ k.mT * 0.3
     return (scores - scores.detach().amax(-2, keepdim=True)).softmax(-1) @ v
+
+
+@suite.decline()
+def beside_weights_that_are_no_softmax(q, k, v):
+    """Half of the keys are weighed by a sigmoid."""
+    left, right = (q @ k.mT * 0.3).chunk(2, -1)
+    return torch.cat([left.softmax(-1), right.sigmoid()], -1) @ v
+
+
+@suite.equal()
+def softmaxes_in_another_order_than_their_values(q, k, v):
+    """The weights of the last keys meet the first values."""
+    left, right = (q @ k.mT * 0.3).split([2, 4], -1)
+    return torch.cat([right.softmax(-1), left.softmax(-1)], -1) @ v
+
+
+@suite.equal(lambda r: [*r.qkv(), r.bools(2, 1, 6, 6, full="one")])
+def a_row_that_is_masked_in_one_part(q, k, v, keep):
+    """A causal map in two parts: the first rows have no key in the second, which is NaN, and then 0."""
+    scores = (q @ k.mT * 0.3).masked_fill(~keep, float("-inf")).masked_fill(torch.ones(6, 6).triu(1) > 0, float("-inf"))
+    return torch.cat([part.softmax(-1) for part in scores.split([2, 4], -1)], -1).nan_to_num(0.0) @ v
+
+
+@suite.decline()
+def parts_of_queries(q, k, v):
+    """Softmaxes side by side along the queries, one over them."""
+    left, right = (q @ k.mT * 0.3).chunk(2, -2)
+    return torch.cat([left.softmax(-2), right.softmax(-1)], -2) @ v
+
+
+@suite.decline()
+def a_part_that_is_used_twice(q, k, v):
+    """The scores of the first keys are returned."""
+    left, right = (q @ k.mT * 0.3).chunk(2, -1)
+    return torch.cat([left.softmax(-1), right.softmax(-1)], -1) @ v, left
+
+
+@suite.decline()
+def every_second_key(q, k, v):
+    """A slice with a stride."""
+    return (q @ k.mT * 0.3)[..., ::2].softmax(-1) @ v[:, :, ::2]
+
+
+@suite.equal()
+def a_part_less_the_maximum_of_all_keys(q, k, v):
+    """What is taken off the scores of a part is the maximum of all."""
+    scores = q @ k.mT * 0.3
+    return (scores - scores.amax(-1, keepdim=True))[..., 2:].softmax(-1) @ v[:, :, 2:]
+
+
+@suite.decline(lambda r: [*r.qkv(), r.bools(2, 1, 6, 6, full="one")], dtype=torch.float16)
+def a_part_less_the_maximum_of_all_masked_keys(q, k, v, keep):
+    """Beside -1e4 the difference is rounded once more, by another number than the maximum of the part."""
+    scores = q @ k.mT * 0.3 + (1 - keep.to(q.dtype)) * -1e4
+    return (scores - scores.amax(-1, keepdim=True))[..., 2:].softmax(-1) @ v[:, :, 2:]

@@ -53,6 +53,12 @@ _score("equal", "elementwise and sum", "(q * k).sum by broadcasting: a product i
        lambda q, k: (q[..., :, None, :] * k[..., None, :, :]).sum(-1))  # fmt: skip
 _score("equal", "elementwise and mean", "(q * k).mean: a product with scale 1/8",
        lambda q, k: (q[..., :, None, :] * k[..., None, :, :]).mean(-1))  # fmt: skip
+_score("equal", "elementwise, rounded down", "the products are rounded before they are summed",
+       lambda q, k: torch.div(q[..., None, :] * k[..., None, :, :], 0.5, rounding_mode="floor").sum(-1))  # fmt: skip
+_score("equal", "elementwise over a head too", "summed over heads and features: one product of longer vectors",
+       lambda q, k: (q[..., None, :] * k[..., None, :, :]).sum((-1, 1))[:, None].expand(2, 3, 6, 6))  # fmt: skip
+_score("equal", "elementwise with a third", "(q * k * w).sum, w for each pair and feature",
+       lambda q, k, w: (q[..., :, None, :] * k[..., None, :, :] * w).sum(-1), plus((6, 6, 8)))  # fmt: skip
 _score("equal", "elementwise and max", "(q * k).amax: no product",
        lambda q, k: (q[..., :, None, :] * k[..., None, :, :]).amax(-1))  # fmt: skip
 _score("equal", "cosine", "cosine similarity", lambda q, k: 5 * F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT)
@@ -189,3 +195,11 @@ def p_of_one_softmax_and_another(q, k, v, other):
     """The mean of two maps, one of them given."""
     p = (q @ k.mT * 8**-0.5).softmax(-1)
     return (0.5 * p + 0.5 * other.softmax(-1)) @ v
+
+
+@suite.decline()
+def elementwise_under_autocast(q, k, v):
+    """Autocast narrows products of matrices, and leaves sums of products as they are."""
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = (q[..., None, :] * k[..., None, :, :]).sum(-1)
+        return (scores.softmax(-1)[..., None] * v[..., None, :, :]).sum(-2)

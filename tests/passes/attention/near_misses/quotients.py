@@ -28,6 +28,12 @@ _add("decline", "clamp of 2", "a row of one large score sums to 1", quiet=True,
      weights=lambda s: (e := _low(s * 9).exp()) / e.sum(-1, keepdim=True).clamp(min=2.0))  # fmt: skip
 _add("equal", "clamp of a millionth", "the sum is at least 1",
      lambda s: (e := _low(s).exp()) / e.sum(-1, keepdim=True).clamp(min=1e-6))  # fmt: skip
+_add("decline", "triangle of the dividend alone", "the sum is over all keys",
+     lambda s: (e := _low(s).exp()).tril() / e.sum(-1, keepdim=True))  # fmt: skip
+_add("decline", "triangle below the diagonal", "the first row has no key, 0 / 0",
+     lambda s: (e := _low(s).exp().tril(-1)) / e.sum(-1, keepdim=True))  # fmt: skip
+_add("equal", "two triangles", "a band of exponentials",
+     lambda s: (e := _low(s).exp().tril(1).triu(-2)) / e.sum(-1, keepdim=True))  # fmt: skip
 _add("decline", "shift not taken back", "what is added to the sum is shifted by half as much",
      lambda s: (e := (s - (m := s.amax(-1, keepdim=True))).exp()) / (e.sum(-1, True) + (-m / 2).exp()))  # fmt: skip
 _add("decline", "shift of each key", "taken back in the sum by what differs between keys", quiet=True,
