@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,9 +143,14 @@ class RunningBackward:
     outer: tuple[Any, ...] = ()
 
 
-def tensors_of_callers() -> list[torch.Tensor]:
+def tensors_of_callers(callers: int = _CALLERS, passed_over: Collection[str] = ("torch",)) -> list[torch.Tensor]:
     """Tensors that the functions which asked for the running backward hold in variables, or one container deep;
-    what is differentiated, too."""
+    what is differentiated, too.
+
+    Args:
+        callers: how many functions, from the innermost on.
+        passed_over: packages whose functions are none.
+    """
     frame: Any = sys._getframe()
     asked = _frame_of(frame)
     if asked is None:
@@ -153,22 +158,21 @@ def tensors_of_callers() -> list[torch.Tensor]:
             asked = asked or _frame_of(frame)
     roots = asked.f_locals.get("t_outputs", ()) if asked is not None else ()
     found = {id(root): root for root in roots if isinstance(root, torch.Tensor)}
-    found.update((id(part), part) for part in _held_by_callers(asked, ("torch.",)))
+    found.update((id(part), part) for part in _held_by_callers(asked, passed_over, callers))
     del frame, asked
     return list(found.values())
 
 
-def tensors_around_compile() -> list[torch.Tensor]:
+def tensors_around_compile(callers: int = _CALLERS) -> list[torch.Tensor]:
     """Tensors that the functions hold in whose call a graph is being compiled, as `tensors_of_callers` has them."""
-    return list(_held_by_callers(sys._getframe(), ("torch.", "optpass.")))
+    return list(_held_by_callers(sys._getframe(), ("torch", "optpass"), callers))
 
 
-def _held_by_callers(frame: Any, passed_over: tuple[str, ...]) -> Iterator[torch.Tensor]:
-    """What `frame` and those behind it hold, without those of modules whose names begin so."""
-    left = _CALLERS
-    while frame is not None and left:
-        if not str(frame.f_globals.get("__name__", "")).startswith(passed_over):
-            left -= 1
+def _held_by_callers(frame: Any, passed_over: Collection[str], callers: int) -> Iterator[torch.Tensor]:
+    """What `frame` and those behind it hold, without those of the packages named."""
+    while frame is not None and callers:
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in passed_over:
+            callers -= 1
             read = [frame.f_globals.get(name) for name in frame.f_code.co_names]
             for value in (*_variables_of(frame), *read):
                 values = value.values() if isinstance(value, dict) else value

@@ -70,6 +70,12 @@ def tails_of(joint: fx.GraphModule) -> tuple[Tail, ...]:
     return (Tail(True, size, 0, 4 * size), entropy) if _like_inputs(joint, values) else (entropy,)
 
 
+def loss_is_outside(joint: fx.GraphModule) -> bool:
+    """Whether no output is a number that may be the loss."""
+    values = _tangents(joint)
+    return bool(values) and all(t.dim() > 0 for t in values)
+
+
 def between_graphs(joint: fx.GraphModule) -> Tail:
     """What happens behind a graph that others follow, which count what they need themselves: they release its
     outputs, and its tangents come."""

@@ -9,6 +9,7 @@ import torch
 
 from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.compat.memory_backward import Held
+from optpass.backend.memory.caller import held_in_backward
 from optpass.backend.memory.eager_held import due, held_in
 from optpass.backend.memory.eager_part import EagerLoss, loss_of
 from optpass.backend.memory.eager_watch import Watch
@@ -55,6 +56,9 @@ def loss_behind(
     if node is None or all(n is not node for n in autograd.walk(running.roots, autograd.is_compiled)):
         return EagerLoss(kept_bytes=kept), 0
     targets = [t for t in held if not t.requires_grad]
+    if not leaf.situations:  # once: what it keeps from step to step, say outputs in a list, only grows
+        devices = {s.device for s in (*run.inputs.storages(), *run.outputs.storages())}
+        leaf.inputs.add(held_in_backward(devices, [p for r in leaf.known.values() if (p := r()) is not None]))
     found = loss_of(
         running.roots,
         autograd.is_compiled,

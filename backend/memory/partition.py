@@ -22,7 +22,14 @@ from optpass.backend.memory.accumulate import accumulate_in_place
 from optpass.backend.memory.allot import light
 from optpass.backend.memory.choose import Chooser, Modules, Trial
 from optpass.backend.memory.growth import sizes_in
-from optpass.backend.memory.joint import between_graphs, lean_settings, problem_of, tails_of, targets_of
+from optpass.backend.memory.joint import (
+    between_graphs,
+    lean_settings,
+    loss_is_outside,
+    problem_of,
+    tails_of,
+    targets_of,
+)  # fmt: skip
 from optpass.backend.memory.order import least_peak
 from optpass.backend.memory.outcome import Outcome, plan_of
 from optpass.backend.memory.replay import Executor, StepReplay, replay_step
@@ -72,6 +79,7 @@ class Budget:
         lenient: where nothing fits, the plan beside which most is left is taken: the step is under way, and the next
             one is planned anew.
         around: elements and bytes of tensors that the caller holds and the graph does not read: its loss may.
+        apart: it is of one of several modules that are compiled on their own; what those have that did not run yet.
         where: what set the budget, for messages.
         notes: what was assumed.
     """
@@ -88,6 +96,7 @@ class Budget:
     settled: bool = False
     lenient: bool = False
     around: tuple[tuple[int, int], ...] = ()
+    apart: Ledger | None = None
     where: str = ""
     notes: tuple[str, ...] = ()
 
@@ -140,24 +149,32 @@ class BudgetPartitioner:
         if self.executor == "inductor":
             accumulate_in_place(joint)
         named: BudgetInfeasibleError | None = None
+        if self.budget.apart is not None and loss_is_outside(joint):
+            self.budget = replace(self.budget, shared=True)
         given, assumed = self.budget.statics, self._assumed(joint)
-        for tail, targets in assumed:
-            self.budget = replace(self.budget, statics=replace(given, inputs=given.inputs + targets))
+        for tail, more in assumed:
+            self.budget = replace(self.budget, statics=given.plus(more))
             try:
                 return self._planned(joint, default, tail, kwargs)
             except BudgetInfeasibleError as error:  # what nobody has seen may need less than what is likely
-                named = error if targets == assumed[-1][1] and (named is None or self.budget.shared) else named
+                named = error if more == assumed[-1][1] and (named is None or self.budget.shared) else named
         raise named or AssertionError("nothing was assumed")
 
-    def _assumed(self, joint: fx.GraphModule) -> list[tuple[Tail, int]]:
-        """What happens between forward and backward, and bytes that a loss there reads: as seen, or from likely on."""
+    def _assumed(self, joint: fx.GraphModule) -> list[tuple[Tail, Ledger]]:
+        """What happens between forward and backward, and what is there beside the statics: as seen, or from likely on;
+        a loss reads targets, and other modules run that are compiled on their own."""
         if self.budget.tail is not None:
-            return [(self.budget.tail, 0)]
+            return [(self.budget.tail, Ledger())]
         tails = (tails_of(joint)[-1], between_graphs(joint)) if self.budget.shared else tails_of(joint)
         plain = targets_of(joint)
         held = targets_of(joint, self.budget.around)
         more = held if tails[0].saved_bytes else 2 * held  # the difference between the two, too
-        return [*([(tails[0], more)] if held > plain else []), *((tail, plain) for tail in tails)]
+        found = [*([(tails[0], more)] if held > plain else []), *((tail, plain) for tail in tails)]
+        likely = [(tail, Ledger(inputs=size)) for tail, size in found]
+        apart = self.budget.apart if self.budget.shared else None
+        if apart is None or not apart.total:
+            return likely
+        return [*((tail, more.plus(apart)) for tail, more in likely), *likely]
 
     def _planned(self, joint: fx.GraphModule, default: Modules, tail: Tail, kwargs: dict[str, Any]) -> Modules:
         """The graph split with `tail` between its halves."""
@@ -208,16 +225,18 @@ class BudgetPartitioner:
         if found.peak > room and (self.budget.lenient or found.peak - self.relief() <= room):
             self.outcome.notes.append("over the budget in the first step: earlier graphs hold less from the next on")
         elif found.peak > room:
-            least = found.peak
-            if least > search.unconstrained * REPLAYED_AT_LEAST:  # the search may be wrong about this step
-                base = base or self._replayed_default(joint, default, kwargs)
-                least = min(least, self._needed(base))
+            base = base or self._replayed_default(joint, default, kwargs)  # the search may be wrong about this step
+            least = min(found.peak, self._needed(base))
             if least > room or self.budget.at_optimizer > self.budget.bytes:
                 floor = self.budget.statics.total + ENGINE_BYTES + least
                 raise self._infeasible(search, found.timeline, found.replay, floor)
             return None
         if self.budget.at_optimizer > self.budget.bytes and not self.budget.lenient:
             raise self._infeasible(search, found.timeline, found.replay, self.budget.at_optimizer)
+        likely = search.unconstrained * found.peak <= room * found.timeline.peak  # after what was replayed
+        likely = likely and base is None and not (self.budget.shared or self.budget.lenient)
+        if likely and self._needed(self._replayed_default(joint, default, kwargs)) <= room:
+            return None
         above = chooser.unused(found)
         if above is not None and not self.budget.shared:
             needed = format_bytes(self.budget.bytes - room + above)

@@ -6,17 +6,20 @@ earlier graphs of the same step hold is counted too, where a model is compiled i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from optpass.backend import compat
+from optpass.backend.memory.apart import STARTED
+from optpass.backend.memory.caller import held_in_call
 from optpass.backend.memory.eager_held import held_upstream
 from optpass.backend.memory.expected import NOTHING_KNOWN, Expected
-from optpass.backend.memory.graph_values import hint
+from optpass.backend.memory.graph_values import ints
 from optpass.backend.memory.leaves import Share, Stores
 from optpass.backend.memory.measure import storage_bytes
 from optpass.backend.memory.optimizing import Optimizing
@@ -37,6 +40,7 @@ class StepTensors:
         buffers, inputs: everything else; with what the call was given that no graph reads.
         unread: that, weakly.
         around: elements and bytes of other tensors that the caller holds, of those with as many as an output.
+        held: what the function that calls the graph holds beside them, and beside an index for each row of an output.
         module_tensors: positions of those buffers that are inputs of the graph.
     """
 
@@ -46,6 +50,7 @@ class StepTensors:
     module_tensors: tuple[int, ...] = ()
     unread: Stores = field(default_factory=Stores)
     around: tuple[tuple[int, int], ...] = ()
+    held: tuple[torch.Tensor, ...] = ()
 
     @classmethod
     def of(
@@ -74,10 +79,14 @@ class StepTensors:
         inputs += [t for t in unread if all(t is not other for other in (*inputs, *buffers))]
         read = Stores([*(p for _, p in parameters), *buffers, *inputs])
         plain = [t for t in around if not t.requires_grad and type(t) is torch.Tensor and t.layout == torch.strided]
-        wanted = _output_sizes(gm)
+        wanted, rows = _output_sizes(gm)
         others = {(t.numel(), t.nbytes) for t in plain if t.numel() in wanted and not read.has(t.untyped_storage())}
+        own = [p for _, p in parameters]
+        mine = held_in_call((t.device for t in (*own, *inputs)), own)
+        mine = [t for t in mine if t.numel() not in wanted and not (t.dtype == torch.long and t.numel() in rows)]
         return cls(
             tuple(parameters), tuple(buffers), tuple(inputs), tuple(lent), Stores(unread), tuple(sorted(others)),
+            tuple(t for t in mine if t.layout == torch.strided and not read.has(t.untyped_storage())),
         )  # fmt: skip
 
     @property
@@ -129,13 +138,14 @@ def budget_of(
     known = {**outputs.alive(), **Stores(everything).alive()}
     eager = sum(size for key, size in Stores([*tensors.inputs, *saved]).alive().items() if key not in known)
     inputs = sum(size for key, size in Stores(tensors.inputs).alive().items() if key not in known)
+    apart = _apart(tensors, everything)
     size = storage_bytes(trained)
     statics = Ledger(
         parameters=storage_bytes(everything),
         gradients=(size if gradients else storage_bytes(elsewhere)) + storage_bytes(_gradients_of(tensors.inputs)),
         optimizer=optimizer.state,
         buffers=storage_bytes(tensors.buffers),
-        inputs=inputs + expected.beside,
+        inputs=inputs + max(expected.beside, _bytes_of_held(tensors, known, saved)),
         activations=outside + eager - inputs,
     )
     at_optimizer = statics.total - statics.gradients - statics.activations + size + optimizer.step
@@ -149,9 +159,24 @@ def budget_of(
         lenient=expected.crowded,
         tail=expected.tail,
         around=tensors.around,
+        apart=apart,
         where=where,
         notes=(*optimizer.notes, *expected.notes),
     )
+
+
+def _apart(tensors: StepTensors, counted: Sequence[torch.Tensor]) -> Ledger | None:
+    """Where several modules of the program are compiled on their own: what those need that did not run yet, beside
+    what is `counted`."""
+    if not torch.is_grad_enabled():
+        return None
+    others = STARTED.waiting([p for _, p in tensors.parameters])
+    STARTED.add(tensors.trained)
+    if not others and all(leaf.partitioner.budget.apart is None for leaf in STEPS.waiting()):
+        return None
+    known = {id(p) for p in counted}
+    size = storage_bytes([p for p in others if id(p) not in known])
+    return Ledger(parameters=size, gradients=size)
 
 
 def _gradients_of(inputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -159,11 +184,20 @@ def _gradients_of(inputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return [t.grad for t in inputs if t.is_leaf and t.grad is not None]
 
 
-def _output_sizes(gm: fx.GraphModule) -> set[int]:
-    """Elements of each output."""
+def _bytes_of_held(tensors: StepTensors, known: Collection[int], saved: Iterable[torch.Tensor]) -> int:
+    """Bytes of what the caller holds that is not `known` by its storage nor otherwise counted."""
+    gradients = [p.grad for _, p in tensors.parameters if p.grad is not None]
+    held = Stores(tensors.held)
+    held.drop(Stores([*gradients, *tensors.inputs, *tensors.buffers, *saved]))
+    return sum(size for key, size in held.alive().items() if key not in known)
+
+
+def _output_sizes(gm: fx.GraphModule) -> tuple[set[int], set[int]]:
+    """Elements of each output, and rows."""
     (output,) = gm.graph.find_nodes(op="output")
     values = [node.meta.get("example_value") for node in output.all_input_nodes]
-    return {int(hint(value.numel())) for value in values if isinstance(value, torch.Tensor)}
+    shapes = [ints(value.shape) for value in values if isinstance(value, torch.Tensor)]
+    return {prod(shape) for shape in shapes}, {prod(shape[:-1]) for shape in shapes}
 
 
 def _distinct(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -71,6 +71,7 @@ def settle(leaves: Sequence[Leaf]) -> None:
     again = any(choice.seconds > 0 for choice in step.present)
     used = max((total(step.present, b) / b.limit for b in step.bounds), default=1.0)
     final = any(leaf.generation >= GENERATIONS for leaf in ran)
+    used = 0.0 if any(leaf.partitioner.budget.apart is not None for leaf in ran) else used  # for what is known now
     if not step.bounds or (worst <= 0 and (used >= USED or not again)) or (worst > 0 and final):
         return
     choices, runs = _choices(step), [leaf.runs for leaf in step.leaves]

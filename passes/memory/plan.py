@@ -5,7 +5,7 @@ Plain data. `problem` describes a step, `search` finds plans, `emit` carries one
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,10 @@ class Ledger:
             self.parameters + self.gradients + self.optimizer + self.buffers + self.inputs + self.activations
             + self.temporaries
         )  # fmt: skip
+
+    def plus(self, more: Ledger) -> Ledger:
+        """Both together, entry by entry."""
+        return Ledger(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(more), strict=True)))
 
 
 @dataclass(frozen=True)

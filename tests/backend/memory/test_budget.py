@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 import optpass
 import optpass.models as models
+from optpass.backend.memory import partition
+from optpass.backend.memory.partition import BudgetPartitioner
 from optpass.errors import BudgetInfeasibleError
 
 #: Sizes at which activations are most of a step, and a step still takes milliseconds.
@@ -138,3 +142,26 @@ def test_an_inner_compiler_that_decides_itself_is_warned_of(steps, programs, inn
     model, x = programs.Chain(), torch.randn(32, 8)
     steps.run(model, [x], 10, inner=inner, measure=False)
     assert any("memory_budget" in text and "no effect" in text for text in optpass.report().warnings)
+
+
+def test_where_the_search_counts_too_much_the_default_plan_is_looked_at_before_an_error(monkeypatch):
+    """Generated code may need less without recomputation than with any plan that the search knows."""
+    model, x = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 8)), torch.randn(64, 32)
+
+    def needed(budget):
+        torch._dynamo.reset()
+        optpass.reset_report()
+        options = {"inner": "aot_eager", "optimizer": "none", "memory_budget": budget, "strict": True}
+        torch.compile(lambda x: model(x).square().mean(), backend="optpass", options=options)(x).backward()
+        (site,) = optpass.report().declined("memory budget")  # nothing is computed again
+        return int(site.cost["predicted_peak_bytes"])
+
+    carry_out, default = BudgetPartitioner._carry_out, needed(10**9)
+
+    def larger(self, *args):
+        return replace(carry_out(self, *args), follow=10**9)
+
+    monkeypatch.setattr(BudgetPartitioner, "_carry_out", larger)
+    monkeypatch.setattr(partition, "REPLAYED_AT_LEAST", 10.0)  # at first, a replay of the default plan seems in vain
+    model.zero_grad()
+    assert needed(default) == default

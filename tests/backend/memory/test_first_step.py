@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import optpass
+from optpass.backend.memory.apart import Started
 from optpass.backend.memory.measure import measure_peak, storage_bytes
 from optpass.backend.memory.together import STEPS
 
@@ -141,3 +142,59 @@ def test_a_graph_that_is_called_again_before_its_backward_holds_less():
 def _sites():
     report = optpass.report()
     return [site for site in (*report.sites(), *report.declined()) if site.kind.startswith("memory budget")]
+
+
+def test_modules_that_are_compiled_on_their_own_leave_room_to_each_other():
+    """Two encoders and a loss behind both: the first is planned when nobody has seen the second."""
+    one, other, target = torch.randn(256, WIDTH), torch.randn(256, WIDTH), torch.randn(256, WIDTH)
+
+    def first(budget):
+        torch._dynamo.reset()
+        optpass.reset_report()
+        STEPS.forget()
+        torch.manual_seed(0)
+        encoders = [nn.Sequential(nn.Linear(WIDTH, 128), nn.GELU(), nn.Linear(128, WIDTH), nn.Tanh()) for _ in range(2)]
+        options = {"inner": "aot_eager", "optimizer": "none", "memory_budget": budget, "strict": True}
+        left = torch.compile(encoders[0], backend="optpass", options=options)
+        encoders[1].compile(backend="optpass", options=options)
+
+        def step():
+            F.mse_loss(left(one) * encoders[1](other), target).backward()
+
+        parameters = [p for encoder in encoders for p in encoder.parameters()]
+        statics, peaks = storage_bytes([*parameters, one, other, target]), []
+        for _ in range(3):
+            for parameter in parameters:
+                parameter.grad = None
+            peaks.append(statics + measure_peak(step).bytes_above_start)
+        return peaks, [p.grad for p in parameters]
+
+    (*_, top), reference = first(10**10)
+    least = max(site.cost["floor_bytes"] for site in _sites() if site.kind == "memory budget")
+    for part in (0.3, 0.7):
+        budget = int(least + part * (top - least))
+        peaks, gradients = first(budget)
+        assert max(peaks) <= budget  # as the first encoder was planned alone: 1.2
+        assert peaks[-1] >= 0.9 * budget
+        assert all(torch.equal(a, b) for a, b in zip(reference, gradients, strict=True))
+
+
+def test_what_does_not_train_beside_a_module_takes_no_room():
+    """A teacher that is compiled, too, and a module that was compiled inside of another one or has run."""
+    student, teacher, inside = nn.Linear(4, 4), nn.Linear(4, 4).eval(), nn.Linear(4, 4)
+    compiled = [torch.compile(module, backend="optpass") for module in (student, teacher, inside)]
+    started, mine = Started(), [*student.parameters(), *inside.parameters()]
+    before = {id(p) for p in started.waiting(mine)}
+    assert not before & {id(p) for module in compiled for p in module.parameters()}
+    assert {id(p) for p in started.waiting([])} >= {id(p) for p in mine}
+    started.add(mine)
+    assert not {id(p) for p in started.waiting([])} & {id(p) for p in mine}
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_modules_of_other_backends_take_no_room(in_place):
+    modules = {name: nn.Linear(4, 4) for name in ("optpass", "inductor", "aot_eager")}
+    held = [m.compile(backend=n) if in_place else torch.compile(m, backend=n) for n, m in modules.items()]
+    waiting = {id(p) for p in Started().waiting([])}
+    ours = {name: {id(p) for p in module.parameters()} <= waiting for name, module in modules.items()}
+    assert ours == {"optpass": True, "inductor": False, "aot_eager": False} and held

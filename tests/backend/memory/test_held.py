@@ -44,6 +44,28 @@ def test_a_loss_of_many_numbers_is_counted_to_the_byte(steps):
     assert 0 <= predicted - peak <= 128
 
 
+def sliced(call):
+    """Parts of a batch, of which eager code makes what the graph is given; the loss reads parts of the target."""
+    model = network()
+    compiled, batch = call(model), torch.randint(0, 255, (2 * ROWS, WIDTH), dtype=torch.uint8)
+    target, average = torch.randn(2 * ROWS, WIDTH), [p.detach().clone() for p in model.parameters()]
+
+    def step():
+        assert average  # of the weights: no part of the step
+        for first in (0, ROWS):
+            given = batch[first : first + ROWS].float() / 255
+            (compiled(given) - target[first : first + ROWS]).square().mean().backward()
+        model.zero_grad()
+
+    return step, (model,), (batch, target)
+
+
+def test_what_the_function_holds_that_runs_the_step_is_counted(steps):
+    for number in (1, 3):  # the first step is planned before it was seen
+        peak, _, predicted, _ = steps.measured(sliced, 10**10, steps=number)
+        assert 0 <= predicted - peak <= 192
+
+
 def widened(call):
     """Graphs between which a break is, with outputs as large as all that they keep."""
 
