@@ -13,7 +13,7 @@ from torch import fx
 
 from optpass.passes.attention import softmaxes
 from optpass.passes.attention.axes import is_one
-from optpass.passes.attention.ir import Program, Value
+from optpass.passes.attention.ir import Program, Value, arg
 from optpass.passes.attention.operands import FLOATS, PRODUCTS
 
 #: Products of one vector too, which are not looked into.
@@ -95,7 +95,14 @@ class Unseen:
     def _ends(self, value: Value) -> bool:
         """Whether a value is another quantity than what it is made of, or made of nothing that is known."""
         given = value.leaf != "" and (value.leaf != "opaque" or self._closed(value))
-        return given or value.name in _ENDS or value.dtype not in FLOATS
+        return given or (value.name in _ENDS and not self._averaged(value)) or value.dtype not in FLOATS
+
+    def _averaged(self, value: Value) -> bool:
+        """Weights of which a mean over heads is taken are weights of the same keys."""
+        if value.name != "mean" or value.args[0] not in self.weights:
+            return False
+        last = value.args[0].dim - 1
+        return all(dim % (last + 1) != last for dim in arg(value, "dim") or (last,))
 
 
 def of_single_numbers(value: Value) -> bool:

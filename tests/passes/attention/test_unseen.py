@@ -99,6 +99,12 @@ def thresholded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return weights / weights.sum(-1, keepdim=True) @ v
 
 
+def averaged(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    exponentials = (q @ k.mT).exp()
+    weights = exponentials / exponentials.sum(-1, keepdim=True)
+    return weights.mean(1, keepdim=True) @ v
+
+
 PROGRAMS: dict[Callable[..., Tensor], str] = {
     own_gradient: r"between .* stands an operation that is not looked into \(autograd_function_apply\)",
     many_operations: "between .* stands sin",
@@ -110,6 +116,7 @@ PROGRAMS: dict[Callable[..., Tensor], str] = {
     single_numbers: "there is a single key",
     pooled: "written as a sum of products of elements",
     thresholded: r"between .* stands an operation that is not looked into \(relu\)",
+    averaged: "between .* stands mean",
     some_keys: "some of the keys that the softmax runs over",
     written_to: "written to in place, through a view",
     used_twice: "the attention weights .* go to gelu",
