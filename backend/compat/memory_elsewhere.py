@@ -1,4 +1,4 @@
-"""What a function allocates on CPU, told beside a profiler of the program's own, which only one may be in force of.
+"""What a function allocates on CPU, told while a profiler of the program's own is running.
 
 Torch's profiler of old keeps to the thread that starts it; the present one ends whichever is running.
 """
