@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from optpass.passes.attention.emit import Writer
-from optpass.passes.attention.masking import by_logarithm, rounded_in
+from optpass.passes.attention.empty import by_logarithm, rounded_in
 from optpass.passes.attention.plan import Plan
 from optpass.passes.attention.site import Bias, Blocked, Fill
 from optpass.passes.attention.terms import coarse_from

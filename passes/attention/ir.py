@@ -5,7 +5,7 @@ Every spelling of attention becomes the same few operations here. Data and small
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -181,3 +181,12 @@ def arg(value: Value, name: str) -> Any:
         if argument.name == name:
             return value.args[position]
     return None
+
+
+def map_values(item: Any, function: Callable[[Value], Any]) -> Any:
+    """`item` with `function` applied to every Value in its tuples and lists."""
+    if isinstance(item, Value):
+        return function(item)
+    if isinstance(item, (tuple, list)):
+        return type(item)(map_values(i, function) for i in item)
+    return item

@@ -10,14 +10,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from optpass.passes.attention.ir import Program, Value
+from optpass.passes.attention import autocast, calls
+from optpass.passes.attention.ir import Program, Value, map_values
+from optpass.passes.attention.unseen import softmax_inside
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +29,6 @@ _CLOSED = frozenset(
     "batch_norm instance_norm embedding embedding_bag cross_entropy gelu silu relu mish elu leaky_relu "
     "scaled_dot_product_attention interpolate max_pool2d avg_pool2d adaptive_avg_pool2d".split()
 )
-#: Parts of the names of products.
-_MULTIPLY = ("matmul", "bmm", "mm", "einsum", "linear", "attention", "mv", "dot")
 #: Nodes that set state instead of computing: they are run, so that what follows sees the state.
 _STATE = frozenset(
     "_enter_autocast _exit_autocast _set_grad_enabled _vmap_increment_nesting _vmap_decrement_nesting "
@@ -73,11 +73,11 @@ class _Lowering:
         with contextlib.ExitStack() as stack:
             # Without the dispatcher in Python some operations have no symbolic shapes (`baddbmm`, `constant_pad_nd`).
             symbolic = getattr(torch._C, "_EnablePythonDispatcher", contextlib.nullcontext)()
-            for context in (quiet, _ambient(), torch.no_grad(), symbolic, self.mode, _Recorder(self)):
+            for context in (quiet, autocast.restored(), torch.no_grad(), symbolic, self.mode, _Recorder(self)):
                 stack.enter_context(context)
             for node in self.graph.nodes:
                 self.node = node
-                self.program.autocast[node] = _autocast_state()  # inside of an operation it cannot be asked for
+                self.program.autocast[node] = autocast.state()  # inside of an operation it cannot be asked for
                 self.program.of_node[node] = returned = self._lower(node)
                 if isinstance(returned, Value):
                     self.home.setdefault(id(returned.tensor), node)
@@ -146,15 +146,15 @@ class _Lowering:
             if found is not None:
                 self._wrote(found.storage, None)
         bodies = [self.constant(str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"]
-        if "softmax" in str(node.target) or any(_softmax_inside(body) for body in bodies):
+        if "softmax" in str(node.target) or any(softmax_inside(body) for body in bodies):
             self.program.softmaxes.add(node)
         return self._leaf_of(node, "opaque")
 
     def _leaf_of(self, node: fx.Node, leaf: str) -> Any:
         real = self.constant(str(node.target)) if leaf == "constant" else None
-        if not isinstance(real, torch.Tensor) or _is_fake(real):
+        if not isinstance(real, torch.Tensor) or calls.is_fake(real):
             example = node.meta.get("example_value")
-            return _map_tensors(example, lambda t: self._new(t, leaf="input" if leaf == "constant" else leaf))
+            return calls.map_tensors(example, lambda t: self._new(t, leaf="input" if leaf == "constant" else leaf))
         assert self.mode is not None
         return self._new(self.mode.from_tensor(real), leaf="constant", real=real)
 
@@ -177,9 +177,9 @@ class _Lowering:
     # ---- values -----------------------------------------------------------------------------------------------
 
     def _new(self, tensor: torch.Tensor, **fields: Any) -> Value:
-        storage = _storage(tensor)
+        storage = calls.storage_of(tensor)
         value = Value(
-            tensor, node=self.node, grad=self.grad, autocast=_autocast_state(), storage=storage,
+            tensor, node=self.node, grad=self.grad, autocast=autocast.state(), storage=storage,
             version=self.versions.get(storage, 0), **fields,
         )  # fmt: skip
         self.known[id(tensor)] = value
@@ -195,7 +195,7 @@ class _Lowering:
         value = self.known.get(id(tensor))
         if value is not None and value.version == self.versions.get(value.storage, 0):
             return value
-        if value is None and not _is_fake(tensor) and _is_plain(tensor):  # `torch.tensor(0.5)` in the user's code
+        if value is None and not calls.is_fake(tensor) and calls.is_plain(tensor):  # `torch.tensor(0.5)` in user code
             return self._new(tensor, leaf="constant", real=tensor)
         written = self._new(tensor, leaf="opaque")  # never seen, or its memory was written to through another alias
         if id(tensor) in self.home:
@@ -214,33 +214,33 @@ class _Lowering:
         """Called for every ATen operation, after it ran."""
         if not self.recording:
             return
-        filled = _positional(op, args, kwargs)
-        arguments = _map_tensors(filled, self._current)
-        targets = [a for a, s in zip(filled, op._schema.arguments, strict=True) if _is_written(s)]
+        filled = calls.positional(op, args, kwargs)
+        arguments = calls.map_tensors(filled, self._current)
+        targets = [a for a, s in zip(filled, op._schema.arguments, strict=True) if calls.is_written(s)]
         if targets:
             self._record_write(op, arguments, filled, targets, result)
             return
-        number = _filled_with(op, filled)
+        number = calls.filled_with(op, filled)
         if number is not None and result.is_contiguous():  # reads the shape of its argument and nothing else
             full = [list(result.shape), number, result.dtype, torch.strided, result.device, False]
             self._new(result, op=torch.ops.aten.full.default, args=tuple(full))
             return
         outputs = result if isinstance(result, (tuple, list)) else (result,)
         for index, tensor in enumerate(outputs):
-            if isinstance(tensor, torch.Tensor) and id(tensor) not in {id(t) for t in _tensors(filled)}:
+            if isinstance(tensor, torch.Tensor) and id(tensor) not in {id(t) for t in calls.tensors(filled)}:
                 self._new(tensor, op=op, args=arguments, index=index)
 
     def _record_write(self, op: Any, arguments: Any, filled: Any, targets: list[Any], result: Any) -> None:
         first = targets[0]
         pure = len(targets) == 1 and filled and first is filled[0] and result is first
-        functional = _functional(op) if pure and isinstance(first, torch.Tensor) else None
-        for target in _tensors(targets):
-            self._wrote(_storage(target), self.node)
+        functional = calls.functional_form(op) if pure and isinstance(first, torch.Tensor) else None
+        for target in calls.tensors(targets):
+            self._wrote(calls.storage_of(target), self.node)
         if functional is None:
             return
         value = self._new(first, op=functional, args=arguments[: len(functional._schema.arguments)])
         for other in self.kept[value.storage]:
-            if other is not first and _same_place(other, first):  # under another name (`x.view_as(x)`, a second `to`)
+            if other is not first and calls.same_place(other, first):  # by another name (`x.view_as(x)`, a second `to`)
                 self.known[id(other)] = value
             if self.known.get(id(other)) is value and id(other) in self.home:
                 self.program.again.setdefault(value, self.home[id(other)])
@@ -265,10 +265,10 @@ class _Lowering:
             if example is None and _function_name(node) not in _STATE:
                 raise _NoTensor
             return example
-        return _map_values(found, lambda v: v.tensor)
+        return map_values(found, lambda v: v.tensor)
 
     def _values_of(self, result: Any) -> Any:
-        return _map_tensors(result, self._current)
+        return calls.map_tensors(result, self._current)
 
 
 class _NoTensor(Exception):
@@ -290,128 +290,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         return result
 
 
-def _softmax_inside(body: Any) -> bool:
-    """Whether a graph makes a softmax and multiplies nothing with it: then its caller may."""
-    if not isinstance(body, fx.GraphModule):
-        return False
-    names = [str(n.target) for m in body.modules() if isinstance(m, fx.GraphModule) for n in m.graph.nodes]
-    made = max((i for i, name in enumerate(names) if "softmax" in name), default=-1)
-    return made > max((i for i, name in enumerate(names) if any(word in name for word in _MULTIPLY)), default=-1)
-
-
 def _function_name(node: fx.Node) -> str:
     return str(getattr(node.target, "__name__", node.target)) if node.op == "call_function" else ""
 
 
 def _fake_mode(node: fx.Node) -> Any:
     return getattr(node.meta.get("example_value"), "fake_mode", None)
-
-
-def _is_fake(tensor: torch.Tensor) -> bool:
-    return getattr(tensor, "fake_mode", None) is not None
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Has memory of its own: not one of `torch.func`'s wrappers."""
-    try:
-        tensor.untyped_storage()
-    except (RuntimeError, NotImplementedError):
-        return False
-    return True
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):  # wrapped by torch.func, or without a storage
-        return id(tensor)
-
-
-def _same_place(one: torch.Tensor, other: torch.Tensor) -> bool:
-    try:
-        return (
-            _storage(one) == _storage(other)
-            and one.dtype == other.dtype
-            and str((one.shape, one.stride(), one.storage_offset()))
-            == str((other.shape, other.stride(), other.storage_offset()))
-        )
-    except (RuntimeError, NotImplementedError):
-        return False
-
-
-def _positional(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """All arguments of the schema in order, defaults filled in."""
-    schema = op._schema.arguments
-    rest = [kwargs.get(a.name, a.default_value) for a in schema[len(args) :]]
-    return (*args, *rest)
-
-
-def _filled_with(op: Any, filled: tuple[Any, ...]) -> Any:
-    """The number that `ones_like` and its kin fill a tensor with; None for any other operation."""
-    name = op._schema.name.rpartition("::")[2]
-    if name in ("ones_like", "new_ones"):
-        return 1
-    if name in ("zeros_like", "new_zeros"):
-        return 0
-    number = filled[2] if name == "new_full" else filled[1] if name == "full_like" else None
-    return number if isinstance(number, (int, float)) else None
-
-
-def _is_written(argument: Any) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write
-
-
-def _functional(op: Any) -> Any:
-    """`aten.add_.Tensor` -> `aten.add.Tensor`; None where there is no such form with the same arguments."""
-    name = op._schema.name.rpartition("::")[2]
-    packet = getattr(torch.ops.aten, name.removesuffix("_"), None) if name.endswith("_") else None
-    found = getattr(packet, op._overloadname, None) if packet is not None else None
-    names = [a.name for a in op._schema.arguments]
-    same = found is not None and [a.name for a in found._schema.arguments][: len(names)] == names
-    return found if same else None
-
-
-def _tensors(item: Any) -> Iterator[torch.Tensor]:
-    if isinstance(item, torch.Tensor):
-        yield item
-    elif isinstance(item, (tuple, list)):
-        for inner in item:
-            yield from _tensors(inner)
-
-
-def _map_tensors(item: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    if isinstance(item, torch.Tensor):
-        return function(item)
-    if isinstance(item, (tuple, list)):
-        mapped = [_map_tensors(i, function) for i in item]
-        return tuple(mapped) if isinstance(item, tuple) else mapped
-    return item
-
-
-def _map_values(item: Any, function: Callable[[Value], Any]) -> Any:
-    if isinstance(item, Value):
-        return function(item)
-    if isinstance(item, (tuple, list)):
-        return type(item)(_map_values(i, function) for i in item)
-    return item
-
-
-def _autocast_state() -> Any:
-    kinds = ("cpu", "cuda")
-    return tuple((torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds)
-
-
-@contextlib.contextmanager
-def _ambient() -> Iterator[None]:
-    """Autocast nodes of the graph come in pairs, but a graph may end inside one: leave the state as it was."""
-    kinds = ("cpu", "cuda")
-    before = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds]
-    cache = torch.is_autocast_cache_enabled()
-    try:
-        torch.set_autocast_cache_enabled(False)  # a cached cast would be taken for the value that it was cast from
-        yield
-    finally:
-        for kind, enabled, dtype in before:
-            torch.set_autocast_enabled(kind, enabled)
-            torch.set_autocast_dtype(kind, dtype)
-        torch.set_autocast_cache_enabled(cache)

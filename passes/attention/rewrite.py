@@ -1,4 +1,4 @@
-"""The call that computes a planned site: q, k and v in the kernel's layout, the mask operand, the rows without a key.
+"""The call that computes a planned site: q, k and v in the kernel's layout, its mask, and what becomes of the result.
 
 Only builds nodes through `emit.Writer`; putting them in the place of the user's is `swap`'s.
 """
@@ -15,13 +15,14 @@ import torch.nn.functional as F
 from torch import fx
 
 from optpass.passes.attention import autocast, blocks, flex, lost
-from optpass.passes.attention.axes import Axis, Dims, above, resolve
+from optpass.passes.attention.axes import Axis, Dims, resolve
 from optpass.passes.attention.emit import Writer, tensor_of
 from optpass.passes.attention.exact import Events
+from optpass.passes.attention.mask_operand import MaskOperand, times
 from optpass.passes.attention.plan import Plan
 from optpass.passes.attention.preference import preferring
 from optpass.passes.attention.rows import EmptyRows, Rows
-from optpass.passes.attention.site import Bias, Blocked, Factor, Fill, Operand
+from optpass.passes.attention.site import Blocked, Factor, Operand
 
 Layout = tuple[tuple[Axis, ...], ...]
 
@@ -35,8 +36,8 @@ class Rewrite:
         self.query_dims: Layout = (frame.batch, frame.heads, frame.rows, frame.depth)
         self.key_dims: Layout = (frame.batch, frame.kv_heads, frame.keys, frame.depth)
         self.value_dims: Layout = (frame.batch, frame.kv_heads, frame.keys, frame.width)
-        self.score_dims: Layout = (frame.batch, frame.heads, frame.rows, frame.keys)
         self.out_dims: Layout = (frame.batch, frame.heads, frame.rows, frame.width)
+        self.masks = MaskOperand(writer, plan, (frame.batch, frame.heads, frame.rows, frame.keys))
 
     def sdpa(self, prefer: str | None = None) -> fx.Node:
         """`F.scaled_dot_product_attention`, whose dims run over `out_dims`, in the dtype of the user's result.
@@ -112,9 +113,10 @@ class Rewrite:
         query = self._vectors(scores.query, [p.query for p in scores.parts], self.query_dims, plan.query_factors)
         key = self._vectors(scores.key, [p.key for p in scores.parts], self.key_dims, plan.key_factors)
         value = self._operand(plan.site.value, self.value_dims, [])
-        keep = functools.partial(self._keep, plan.mask.fills)
-        events = Events(self._events(), self._event)
-        rows = EmptyRows(self.writer, plan, keep, events).write(query, key, value, self._mask())
+        masks = self.masks
+        keep = functools.partial(masks.keep, plan.mask.fills)
+        events = Events(masks.events(), masks.event)
+        rows = EmptyRows(self.writer, plan, keep, events).write(query, key, value, masks.write())
         query, value, mask = rows.query, rows.value, rows.mask
         sink = plan.site.sink
         if sink is not None:
@@ -132,7 +134,7 @@ class Rewrite:
         if self.summed and tensor_of(node).dtype != self.plan.dtype:
             node = writer.once(torch.Tensor.to, node, self.plan.dtype)  # one sum of gradients, rounded once
         node = writer.arrange(node, operand.dims, dims)
-        node = self._times(node, factors, dims)
+        node = times(self.writer, node, factors, dims)
         return self.writer.to(node, self.plan.dtype)
 
     def _vectors(self, first: Operand, more: Sequence[Operand], dims: Layout, factors: Sequence[Factor]) -> fx.Node:
@@ -145,13 +147,7 @@ class Rewrite:
             queries = operand is part.query and part.ratio != 1.0
             parts.append(self.writer.call(torch.mul, node, part.ratio) if queries else node)
         joined = self.writer.call(torch.cat, tuple(parts), 3)
-        return self.writer.to(self._times(joined, factors, dims), self.plan.dtype)
-
-    def _times(self, node: fx.Node, factors: Sequence[Factor], dims: Sequence[Sequence[Axis]]) -> fx.Node:
-        for factor in factors:
-            other = self.writer.arrange(self.writer.value(factor.operand.value), factor.operand.dims, dims, fill=False)
-            node = self.writer.call(torch.div if factor.inverse else torch.mul, node, other)
-        return node
+        return self.writer.to(times(self.writer, joined, factors, dims), self.plan.dtype)
 
     def _same_width(self, query: fx.Node, key: fx.Node, value: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node]:
         """Kernels want one head dim: zeros on the narrower side add nothing to scores, and are cut off again."""
@@ -176,7 +172,7 @@ class Rewrite:
             result = self.writer.to(result, torch.promote_types(site.output.dtype, torch.float32))
         if isinstance(site.weight, torch.SymFloat) or site.weight != 1.0:
             result = call(torch.mul, result, self.writer.number(site.weight))
-        result = self._times(result, site.weights, self.out_dims)
+        result = times(self.writer, result, site.weights, self.out_dims)
         return result if self.summed else self.writer.to(result, site.output.dtype)
 
     # ---- a sink -----------------------------------------------------------------------------------------------
@@ -218,112 +214,6 @@ class Rewrite:
             return mask
         keys = self.writer.product([a.size for a in self.plan.frame.keys])
         return self.writer.call(torch.Tensor.expand, mask, -1, -1, -1, keys)
-
-    # ---- masks ------------------------------------------------------------------------------------------------
-
-    def _mask_dtype(self) -> torch.dtype:
-        """Kernels on CPU take a float32 mask beside half-precision operands; elsewhere it must be of their dtype."""
-        half = self.plan.dtype in (torch.float16, torch.bfloat16)
-        return torch.float32 if half and self.plan.problem.device == "cpu" else self.plan.dtype
-
-    def _mask(self) -> fx.Node | None:
-        kind = self.plan.mask.kind
-        if kind == "bool":
-            return self._keep(self.plan.mask.fills)
-        return self._float_mask() if kind == "float" else None
-
-    def _keep(self, fills: Sequence[Fill]) -> fx.Node:
-        """Boolean operand: True where a key is seen."""
-        total: fx.Node | None = None
-        for fill in fills:
-            node = self._keeps(fill)
-            total = node if total is None else self.writer.call(torch.logical_and, total, node)
-        assert total is not None
-        return total
-
-    def _keeps(self, fill: Fill) -> fx.Node:
-        node = self._placed(fill.mask)
-        return node if fill.keep_when else self.writer.call(torch.logical_not, node)
-
-    def _placed(self, operand: Operand) -> fx.Node:
-        """In the dims of the scores, and no larger than it need be: expansions are taken back."""
-        value, dims = operand.value, operand.dims
-        step = above(value, dims)
-        while step is not None:
-            value, dims = step
-            step = above(value, dims)
-        node = self.writer.arrange(self.writer.value(value), dims, self.score_dims, fill=False)
-        if operand in self.plan.mask.row_free and str(tensor_of(node).shape[2]) != "1":
-            node = self.writer.call(torch.narrow, node, 2, 0, 1)
-        return node
-
-    def _float_mask(self) -> fx.Node:
-        """Additive operand: biases and fills in the order in which the user's program applies them."""
-        call, dtype = self.writer.call, self._mask_dtype()
-        total: fx.Node | None = None
-        for event in self._events():
-            if isinstance(event, Bias):
-                node = self._bias(event)
-                total = node if total is None else call(torch.add, total, node)
-            else:
-                keeps, base = self._keeps(event), 0.0 if total is None else self._narrowed(total, dtype)
-                total = call(
-                    torch.where, keeps, self.writer.scalar(base, dtype), self.writer.scalar(self._masked(event), dtype)
-                )
-        assert total is not None
-        floor = self.plan.site.scores.floor
-        if floor is not None:
-            if torch.finfo(tensor_of(total).dtype).min > floor.number:  # its own minus infinity lies below that
-                total = self.writer.to(total, dtype)
-            if torch.finfo(dtype).min > floor.number:
-                raise Blocked(
-                    "scores are clamped at a number that the kernel's mask cannot hold", self.plan.site.output
-                )
-            total = call(torch.clamp, total, min=max(floor.number, torch.finfo(tensor_of(total).dtype).min))
-        return self._narrowed(total, dtype)
-
-    def _events(self) -> list[Bias | Fill]:
-        """Biases and fills in the order in which the user's program applies them."""
-        mask = self.plan.mask
-        events: list[tuple[int, int, Bias | Fill]] = [(i, 1, b) for i, b in enumerate(mask.biases)]
-        events += [(len(mask.biases) - f.late, 0, f) for f in mask.fills]
-        return [event for _, _, event in sorted(events, key=lambda e: e[:2])]
-
-    def _event(self, event: Bias | Fill) -> fx.Node:
-        """The operand of one, in the dims of the scores; of a bias without its coefficient."""
-        if isinstance(event, Fill):
-            return self._keeps(event)
-        return self._times(self._placed(event.operand), event.factors, self.score_dims)
-
-    def _masked(self, fill: Fill) -> float:
-        """What a masked score becomes: a number that absorbs any score, so that rows of it alone are uniform.
-
-        The user's own number where other masks may have the same, and such rows are seen to.
-        """
-        how, lowest = self.plan.mask.empty_rows, torch.finfo(self._mask_dtype()).min
-        if how == "zero" or (fill.fill == float("-inf") and how not in ("nan", "uniform")):
-            return float("-inf")
-        if how == "exact" and self.plan.mask.near is not None:  # what replaces a score is not low enough for a kernel
-            return float("-inf")
-        return fill.fill if how in ("added", "exact") and fill.fill >= lowest else lowest
-
-    def _bias(self, bias: Bias) -> fx.Node:
-        node = self._placed(bias.operand)
-        if not tensor_of(node).dtype.is_floating_point:
-            node = self.writer.to(node, self._mask_dtype())
-        node = self._times(node, bias.factors, self.score_dims)
-        return node if bias.coefficient == 1.0 else self.writer.call(torch.mul, node, bias.coefficient)
-
-    def _narrowed(self, mask: fx.Node, dtype: torch.dtype) -> fx.Node:
-        """To the kernel's dtype, without turning the lowest float32 into minus infinity."""
-        have = tensor_of(mask).dtype
-        if have == dtype:
-            return mask
-        if torch.finfo(have).max > torch.finfo(dtype).max:
-            low = torch.finfo(dtype).min
-            clamped = self.writer.call(torch.clamp, mask, min=low, max=-low)
-            mask = self.writer.call(torch.where, self.writer.call(torch.isinf, mask), mask, clamped)
-        return self.writer.to(mask, dtype)
 
 
 def _views_input(node: fx.Node) -> bool:

@@ -13,9 +13,9 @@ import torch
 from torch import fx
 
 from optpass.passes.attention.emit import Writer, tensor_of
+from optpass.passes.attention.empty import no_key
 from optpass.passes.attention.exact import Events, Exact, ExactRows
 from optpass.passes.attention.fills import NO_KEY
-from optpass.passes.attention.masking import no_key
 from optpass.passes.attention.plan import Plan
 from optpass.passes.attention.site import Blocked
 from optpass.passes.attention.terms import ABSORBS

@@ -5,16 +5,14 @@ Every operation between the two is either understood exactly or blocks the site,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from optpass.passes.attention import fills, joined
+from optpass.passes.attention import fills, sums
 from optpass.passes.attention.axes import Axis, Dims, above, atoms, broadcast, flat, fresh, resolve
-from optpass.passes.attention.fills import not_floored, not_rounded_off, not_topped, rounded, unknown
+from optpass.passes.attention.fills import not_floored, not_rounded_off, rounded, unknown
 from optpass.passes.attention.ir import Value, arg
 from optpass.passes.attention.operands import (
     FLOATS,
@@ -24,15 +22,10 @@ from optpass.passes.attention.operands import (
     exact_cast,
     peel,
     product_operands,
-    row_maximum_values,
     scaled,
-    shifts_rows,
 )
 from optpass.passes.attention.picks import apply_picks, picked
-from optpass.passes.attention.site import Bias, Blocked, Factor, Number, Operand, Scores, Softcap
-
-#: How many values above a bias are looked at for NaN.
-_LOOK = 32
+from optpass.passes.attention.site import Blocked, Factor, Number, Operand, Scores, Softcap
 
 
 class Reader:
@@ -115,19 +108,8 @@ class Reader:
         scores = Scores(query, key, value, side, inner, a * b, dtypes=[value.dtype], values=[value])
         scores.steps += [("query", a), ("key", b)]
         if value.name in ("baddbmm", "addmm"):
-            self._with_input(scores, value, dims)
+            sums.with_input(self, scores, value, dims)
         return scores
-
-    def _with_input(self, scores: Scores, value: Value, dims: Dims) -> None:
-        """`beta · input + alpha · product`; with beta = 0 the input is not even read."""
-        beta, alpha = arg(value, "beta"), arg(value, "alpha")
-        if not isinstance(beta, (int, float)) or not isinstance(alpha, (int, float)) or not alpha:
-            raise Blocked(f"{value.name} with a beta or alpha that is not a number", value)
-        scores.scale *= float(alpha)
-        scores.steps.append(("times", float(alpha)))
-        if beta:
-            source = value.args[0]
-            self._biased_by(scores, Operand(source, broadcast(dims, source.shape)), float(beta), value.dtype)
 
     # ---- what stands between product and softmax --------------------------------------------------------------
 
@@ -144,7 +126,7 @@ class Reader:
         scores.dtypes.append(value.dtype)
         if scores.biases:  # a sum with a large number is rounded once more, as if it were made in this dtype
             scores.added_in.append(value.dtype)
-            _then(scores, f"round {_name(value.dtype)}")
+            sums.then(scores, sums.rounding(value.dtype))
             scores.largest = min(scores.largest, torch.finfo(value.dtype).max)
         scores.fills = [replace(f, fill=rounded(f.fill, value.dtype)) for f in scores.fills]
         return scores
@@ -179,7 +161,7 @@ class Reader:
         scores.centred = scores.centred and number > 0
         scores.biases = [replace(b, coefficient=b.coefficient * number) for b in scores.biases]
         if scores.biases:
-            _then(scores, f"times {number!r}", f"round {_name(value.dtype)}")
+            sums.then(scores, f"times {number!r}", sums.rounding(value.dtype))
         else:
             scores.steps.append(("times", number))
         scores.fills = [replace(f, fill=rounded(f.fill * number, value.dtype)) for f in scores.fills]
@@ -188,7 +170,7 @@ class Reader:
         """Scores times a tensor; it may not run over queries and keys at once, which no kernel can fold away."""
         if value.name == "div" and arg(value, "rounding_mode"):
             raise Blocked("scores are divided with rounding", value)
-        scores, other, swapped = self._either(value, dims)
+        scores, other, swapped = self.either(value, dims)
         not_floored(scores, value)
         if value.name == "div" and swapped:
             raise Blocked("the scores are a divisor", value)
@@ -227,89 +209,6 @@ class Reader:
             found.extend(factors)
         return found
 
-    def _add(self, value: Value, dims: Dims) -> Scores:
-        """`a · left + b · right`, where one side leads to the product and the other is a number or a tensor."""
-        alpha = arg(value, "alpha")
-        alpha = 1.0 if alpha is None else alpha
-        if not isinstance(alpha, (int, float)):
-            raise Blocked("an addition with a symbolic alpha", value)
-        a, b = {"add": (1.0, alpha), "sub": (1.0, -alpha), "rsub": (-alpha, 1.0)}[value.name]
-        left, right = value.args[0], value.args[1]
-        if not isinstance(left, Value):
-            raise Blocked(unknown(value), value)
-        if not isinstance(right, Value):
-            scores = self.read(left, dims)
-            self._times(scores, a, value)
-            self._shifted(scores, right, b, value)
-            return scores
-        if value.name == "sub" and shifts_rows(right, left, dims, self.keys):
-            scores = self.read(left, dims)  # softmax does not change when a row is shifted by its own maximum
-            scores.shifted, scores.offset = True, 0.0
-            scores.topped = bool(scores.fills or scores.biases)
-            scores.centred = right.dim > 0  # the maximum of all rows leaves those of large negative numbers far below
-            scores.fills = [replace(f, lifted=True) for f in scores.fills]
-            scores.shifts.extend(row_maximum_values(right, left))
-            scores.values.extend(scores.shifts)
-            return scores
-        if value.name == "sub" and shifts_rows(left, right, dims, self.keys):
-            scores = self.read(right, dims)  # the other way round: the least score of a row gets the largest weight
-            self._times(scores, b, value)
-            scores.shifted, scores.offset = True, 0.0
-            scores.topped = bool(scores.fills or scores.biases)
-            scores.shifts.extend(row_maximum_values(left, right))
-            scores.values.extend(scores.shifts)
-            return scores
-        try:
-            scores, other, swapped = self._either(value, dims)
-        except Blocked:
-            multiplied = fills.multiplied_by_mask(self, value, dims, (a, b))
-            if multiplied is None:
-                raise
-            return multiplied
-        own, others = (b, a) if swapped else (a, b)
-        self._times(scores, own, value)
-        if self.join and joined.join(self, scores, other, others, dims):
-            return scores
-        self._biased_by(scores, other, others, value.dtype)
-        return scores
-
-    def _times(self, scores: Scores, number: float, value: Value) -> None:
-        if not number or not math.isfinite(number):
-            raise Blocked(f"scores are multiplied by {number:g}", value)
-        if number != 1.0:
-            self.scaled_by(scores, float(number), value)
-
-    def _shifted(self, scores: Scores, number: Any, times: float, value: Value) -> None:
-        """A number that is added to every score of a row changes nothing, unless scores are lost beside it."""
-        if not isinstance(number, (int, float)) or not math.isfinite(number * times):
-            raise Blocked("scores are shifted by something that is not a finite number", value)
-        scores.shifted = True
-        scores.offset += number * times
-        not_rounded_off(scores, value)
-
-    def _addcmul(self, value: Value, dims: Dims) -> Scores:
-        """`x + number · a · b`, where one of a and b leads to the product and the other is one number."""
-        bias, a, b, number = value.args
-        for source, other in ((a, b), (b, a)):
-            c = self.constant(other)
-            if c is None or not isinstance(number, (int, float)) or not c * number or source.dim != value.dim:
-                continue
-            scores = self.read(source, dims)
-            self.scaled_by(scores, float(c) * float(number), value)
-            self._biased_by(scores, Operand(bias, broadcast(dims, bias.shape)), 1.0, value.dtype)
-            return scores
-        raise Blocked(unknown(value), value)
-
-    def _biased_by(self, scores: Scores, operand: Operand, coefficient: float, dtype: torch.dtype) -> None:
-        not_floored(scores, operand.value)
-        not_topped(scores, operand.value)
-        if _writes_nan(operand.value):
-            raise Blocked("NaN is added to the scores", operand.value)
-        scores.added_in.append(dtype)
-        scores.centred = False
-        scores.biases.append(Bias(operand, coefficient, written=coefficient, after=(f"round {_name(dtype)}",)))
-        scores.fills = [replace(f, late=f.late + 1, written=f.written if f.late else f.fill) for f in scores.fills]
-
     def _part(self, value: Value, dims: Dims) -> Scores:
         """Scores of some of the queries, heads or keys are those of that part of each operand."""
         found = picked(value, dims)
@@ -335,7 +234,7 @@ class Reader:
         scores.scale = 1.0
         return scores
 
-    def _either(self, value: Value, dims: Dims) -> tuple[Scores, Operand, bool]:
+    def either(self, value: Value, dims: Dims) -> tuple[Scores, Operand, bool]:
         """The operand of a binary operation that leads to the product, the other one, and whether they are swapped."""
         left, right = value.args[0], value.args[1]
         first: Blocked | None = None
@@ -355,35 +254,10 @@ class Reader:
         raise first or Blocked("no operand leads to a product of queries and keys", value)
 
 
-def _writes_nan(value: Value) -> bool:
-    """Whether an operation not far above fills in NaN: rows of it pass other gradients than any mask's."""
-    seen, todo = {value}, [value]
-    while todo and len(seen) < _LOOK:
-        item = todo.pop()
-        if any(isinstance(a, float) and math.isnan(a) for a in item.args):
-            return True
-        for source in item.inputs():
-            if source not in seen:
-                seen.add(source)
-                todo.append(source)
-    return False
-
-
-def _then(scores: Scores, *steps: str) -> None:
-    """What is done to a sum with a bias."""
-    last = scores.biases[-1]
-    if last.after is not None:
-        scores.biases[-1] = replace(last, after=(*last.after, *steps))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 _RULES: dict[str, Callable[[Reader, Value, Dims], Scores]] = {
-    "_to_copy": Reader._cast, "mul": Reader._scale, "div": Reader._scale, "neg": Reader._neg, "add": Reader._add,
-    "sub": Reader._add, "rsub": Reader._add, "masked_fill": fills.masked_fill, "where": fills.where,
-    "index_put": fills.index_put, "tanh": Reader._tanh, "addcmul": Reader._addcmul, "maximum": fills.maximum,
+    "_to_copy": Reader._cast, "mul": Reader._scale, "div": Reader._scale, "neg": Reader._neg, "add": sums.add,
+    "sub": sums.add, "rsub": sums.add, "masked_fill": fills.masked_fill, "where": fills.where,
+    "index_put": fills.index_put, "tanh": Reader._tanh, "addcmul": sums.addcmul, "maximum": fills.maximum,
     "clamp": fills.clamp, "clamp_min": fills.clamp, "slice": Reader._part, "select": Reader._part,
     "split": Reader._part, "split_with_sizes": Reader._part, "chunk": Reader._part, "unbind": Reader._part,
 }  # fmt: skip

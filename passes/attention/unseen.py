@@ -28,6 +28,8 @@ _ENDS = frozenset(
 _ACTIVATIONS = frozenset("gelu silu relu mish elu leaky_relu".split())
 #: Functions that multiply matrices, by name.
 _MULTIPLY = frozenset("matmul bmm baddbmm mm einsum".split())
+#: Parts of the names of products.
+_PRODUCT_WORDS = ("matmul", "bmm", "mm", "einsum", "linear", "attention", "mv", "dot")
 #: Functions after which a value is another quantity, beside `_ENDS`.
 _OTHER = frozenset("linear layer_norm rms_norm group_norm batch_norm cross_entropy _autograd_grad".split())
 #: Where a transform of `torch.func` that differentiates begins and ends.
@@ -169,3 +171,12 @@ def sources_of(program: Program, value: Value) -> list[Value]:
     nodes = {value.node, *program.writes.get(value.storage, ())}
     given = (program.of_node.get(source) for node in nodes for source in node.all_input_nodes)
     return [v for v in given if isinstance(v, Value)]
+
+
+def softmax_inside(body: object) -> bool:
+    """Whether a graph makes a softmax and multiplies nothing with it: then its caller may."""
+    if not isinstance(body, fx.GraphModule):
+        return False
+    names = [str(n.target) for m in body.modules() if isinstance(m, fx.GraphModule) for n in m.graph.nodes]
+    last = max((i for i, name in enumerate(names) if "softmax" in name), default=-1)
+    return last > max((i for i, name in enumerate(names) if any(word in name for word in _PRODUCT_WORDS)), default=-1)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from optpass.errors import ConfigError
-from optpass.passes.attention import flex, gate, preference, words
+from optpass.passes.attention import preference, words
+from optpass.passes.attention.choice import BLOCKS, Chooser
 from optpass.passes.attention.core import Found, find
 from optpass.passes.attention.elements import multiply_matrices
 from optpass.passes.attention.emit import Writer, returned_by
@@ -39,19 +39,11 @@ from optpass.passes.attention.swap import (
     root_values,
 )
 from optpass.passes.attention.sweep import free_of_scores, sweep
-from optpass.passes.attention.targets import Choice, arch_of, choose, kernels, usable
+from optpass.passes.attention.targets import Choice
 from optpass.passes.attention.unseen import under_transforms
 from optpass.passes.contract import ContentGuard, PassContext, PassResult
-from optpass.passes.devices import DeviceSpec
 from optpass.passes.source import locate
 from optpass.reporting.model import Site as Record
-
-#: The kernel in blocks, and its target.
-BLOCKS = "blocks"
-#: What it must be faster by than the inner compiler alone: measured on one thread, it shares small work less evenly.
-BLOCKS_MARGIN = 1.15
-#: Inner compilers that run operators which they do not know.
-_OWN_OPERATORS = ("inductor", "aot_eager", "eager")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +78,7 @@ class GraphWork:
             for f in find(self.program, self.prover.constant, self.prover.constant_now, self.roots)
             if f.product in self.live
         ]
-        self.sites = sum(len(f.sites) for f in candidates)
+        self.chooser = Chooser(self.ctx, self.config, sum(len(f.sites) for f in candidates))
         self.private = private([f.sites for f in candidates], self.program, self.live, self.roots)
         for candidate in candidates:
             try:
@@ -140,82 +132,13 @@ class GraphWork:
                 "(options={'attention': {'dropout': 'swap'}} allows that)",
                 site.dropout_value,
             )
-        choice = self._choose(planned)
+        choice = self.chooser.choose(planned)
         try:
-            choice, cost = self._price(planned, choice)
+            choice, cost = self.chooser.price(planned, choice)
         except Blocked:
             self._compute_masks(planned)
             raise
         return _Part(planned, choice, cost)
-
-    def _choose(self, planned: Plan) -> Choice:
-        mode = self.config.mode
-        arch = arch_of(self._spec(planned)) if planned.problem.device == "cuda" else None
-        choice = choose(planned.problem, arch=arch, mode=mode, available=self._available(planned.problem.device))
-        materialises = choice.target is None or choice.kernel == gate.MATH
-        if materialises and mode in ("auto", "always"):
-            choice = self._in_blocks(planned) or choice
-        if choice.target is None:
-            raise Blocked(choice.reason, planned.site.output)
-        return choice
-
-    def _spec(self, planned: Plan) -> DeviceSpec:
-        try:
-            return self.ctx.device()
-        except ConfigError as error:
-            raise Blocked(f"nothing is known of the device: {error}", planned.site.output) from None
-
-    def _price(self, planned: Plan, choice: Choice) -> tuple[Choice, dict[str, float]]:
-        """The choice, or the cheaper one in blocks, and the figures behind it.
-
-        Raises `Blocked` where neither would be faster, unless the user wants it always.
-        """
-        verdict = self._verdict(planned, choice)
-        other = self._in_blocks(planned) if self.config.mode == "auto" and choice.target != BLOCKS else None
-        if other is not None:
-            in_blocks = self._verdict(planned, other)
-            if in_blocks.pays and not (verdict.pays and verdict.fused_us <= in_blocks.fused_us):
-                choice, verdict = other, in_blocks
-        cost = {"fused_us": verdict.fused_us, "unfused_us": verdict.unfused_us}
-        if verdict.fused_us:
-            cost["gain"] = verdict.unfused_us / verdict.fused_us
-        if self.config.mode == "auto" and not verdict.pays:
-            raise Blocked(verdict.reason, planned.site.output, cost)
-        return choice, cost
-
-    def _verdict(self, planned: Plan, choice: Choice) -> gate.Verdict:
-        mask = planned.mask
-        added = any(facts.buffers for facts in mask.proofs[len(planned.site.scores.fills) :])
-        loaded = mask.kind == "bool" or added  # a causal fill from a buffer is computed where no kernel pays
-        verdict = gate.decide(
-            planned.problem, str(choice.target), choice.kernel, self._spec(planned),
-            mask_form="loaded" if loaded else "computed", regions=self.sites,
-        )  # fmt: skip
-        clearly = choice.target != BLOCKS or verdict.fused_us * BLOCKS_MARGIN <= verdict.unfused_us
-        if clearly or not verdict.pays:
-            return verdict
-        return dataclasses.replace(verdict, pays=False, reason=f"it is not faster by enough: {verdict.reason}")
-
-    def _in_blocks(self, planned: Plan) -> Choice | None:
-        """Our own operator, where it computes the site: on a CPU, and not for a foreign compiler."""
-        if self.ctx.options.inner not in _OWN_OPERATORS or planned.problem.device != "cpu":
-            return None
-        if planned.mask.empty_rows in ("zero", "zero or NaN"):  # rows without a key are NaN in it
-            return None
-        numbers = (planned.scale, *(cap.inner for cap in planned.site.scores.softcaps))
-        if not all(isinstance(number, (int, float)) for number in numbers):
-            return None
-        choice = choose(planned.problem, arch="cpu", mode="auto", available=frozenset({BLOCKS}))
-        return choice if choice.target == BLOCKS else None
-
-    def _available(self, device: str) -> frozenset[str]:
-        """Kernels that can be used here: FlexAttention is one where its form is known and somebody will compile it."""
-        inner, mode = self.ctx.options.inner, self.config.mode
-        compiled = inner == "inductor" or callable(inner) or mode != "auto"
-        unfused = callable(inner) or (mode == "flex" and inner != "inductor")
-        found = usable(device, compiled=compiled, unfused=unfused) - {BLOCKS}
-        found -= frozenset() if flex.drops() else {"flex_dropout", "flex_unfused"}
-        return frozenset(k for k in found if kernels(device)[k].target != "flex" or flex.available())
 
     def _write(self, parts: list[_Part]) -> None:
         """The calls of one product, and what they add up to, in its place."""
@@ -257,7 +180,10 @@ class GraphWork:
     def _call(self, rewrite: Rewrite, writer: Writer, choice: Choice) -> fx.Node:
         if choice.target == "flex":
             return rewrite.flex(self._attach(writer))
-        return rewrite.in_blocks() if choice.target == BLOCKS else rewrite.sdpa(self._prefer(choice))
+        if choice.target == BLOCKS:
+            return rewrite.in_blocks()
+        by_itself = choice.by_default or not preference.available()
+        return rewrite.sdpa(None if by_itself else choice.kernel)
 
     def _compute_masks(self, planned: Plan) -> None:
         """No kernel pays here; what is proved of the mask is of use all the same."""
@@ -292,9 +218,6 @@ class GraphWork:
             return writer.attribute(f"optpass_{name}_{number}", graph)
 
         return attach
-
-    def _prefer(self, choice: Choice) -> str | None:
-        return None if choice.by_default or not preference.available() else choice.kernel
 
     def _writer(self, at: fx.Node, like: Value) -> Writer:
         self.writers.append(Writer(self.gm.graph, self.program, at, like, self.nodes, self.hints))

@@ -1,0 +1,102 @@
+"""Which kernel computes a planned site, and whether that pays: the chooser of `targets` and the figures of `gate`.
+
+What stands in both is data; here it is asked for one site of one graph, with the inner compiler that comes after.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from optpass.errors import ConfigError
+from optpass.passes.attention import flex, gate
+from optpass.passes.attention.plan import Plan
+from optpass.passes.attention.settings import AttentionConfig
+from optpass.passes.attention.site import Blocked
+from optpass.passes.attention.targets import Choice, arch_of, kernels, usable
+from optpass.passes.attention.targets import choose as choose_kernel
+from optpass.passes.contract import PassContext
+from optpass.passes.devices import DeviceSpec
+
+#: The kernel in blocks, and its target.
+BLOCKS = "blocks"
+#: What it must be faster by than the inner compiler alone: measured on one thread, it shares small work less evenly.
+BLOCKS_MARGIN = 1.15
+#: Inner compilers that run operators which they do not know.
+_OWN_OPERATORS = ("inductor", "aot_eager", "eager")
+
+
+class Chooser:
+    """Chooses for the sites of one graph; `regions`: how many of them there are."""
+
+    def __init__(self, ctx: PassContext, config: AttentionConfig, regions: int) -> None:
+        self.ctx, self.config, self.regions = ctx, config, regions
+
+    def choose(self, planned: Plan) -> Choice:
+        """The kernel that computes the site; raises `Blocked` where none does."""
+        mode = self.config.mode
+        arch = arch_of(self._spec(planned)) if planned.problem.device == "cuda" else None
+        choice = choose_kernel(planned.problem, arch=arch, mode=mode, available=self._available(planned.problem.device))
+        materialises = choice.target is None or choice.kernel == gate.MATH
+        if materialises and mode in ("auto", "always"):
+            choice = self._in_blocks(planned) or choice
+        if choice.target is None:
+            raise Blocked(choice.reason, planned.site.output)
+        return choice
+
+    def price(self, planned: Plan, choice: Choice) -> tuple[Choice, dict[str, float]]:
+        """The choice, or the cheaper one in blocks, and the figures behind it.
+
+        Raises `Blocked` where neither would be faster, unless the user wants it always.
+        """
+        verdict = self._verdict(planned, choice)
+        other = self._in_blocks(planned) if self.config.mode == "auto" and choice.target != BLOCKS else None
+        if other is not None:
+            in_blocks = self._verdict(planned, other)
+            if in_blocks.pays and not (verdict.pays and verdict.fused_us <= in_blocks.fused_us):
+                choice, verdict = other, in_blocks
+        cost = {"fused_us": verdict.fused_us, "unfused_us": verdict.unfused_us}
+        if verdict.fused_us:
+            cost["gain"] = verdict.unfused_us / verdict.fused_us
+        if self.config.mode == "auto" and not verdict.pays:
+            raise Blocked(verdict.reason, planned.site.output, cost)
+        return choice, cost
+
+    def _spec(self, planned: Plan) -> DeviceSpec:
+        try:
+            return self.ctx.device()
+        except ConfigError as error:
+            raise Blocked(f"nothing is known of the device: {error}", planned.site.output) from None
+
+    def _verdict(self, planned: Plan, choice: Choice) -> gate.Verdict:
+        mask = planned.mask
+        added = any(facts.buffers for facts in mask.proofs[len(planned.site.scores.fills) :])
+        loaded = mask.kind == "bool" or added  # a causal fill from a buffer is computed where no kernel pays
+        verdict = gate.decide(
+            planned.problem, str(choice.target), choice.kernel, self._spec(planned),
+            mask_form="loaded" if loaded else "computed", regions=self.regions,
+        )  # fmt: skip
+        clearly = choice.target != BLOCKS or verdict.fused_us * BLOCKS_MARGIN <= verdict.unfused_us
+        if clearly or not verdict.pays:
+            return verdict
+        return dataclasses.replace(verdict, pays=False, reason=f"it is not faster by enough: {verdict.reason}")
+
+    def _in_blocks(self, planned: Plan) -> Choice | None:
+        """Our own operator, where it computes the site: on a CPU, and not for a foreign compiler."""
+        if self.ctx.options.inner not in _OWN_OPERATORS or planned.problem.device != "cpu":
+            return None
+        if planned.mask.empty_rows in ("zero", "zero or NaN"):  # rows without a key are NaN in it
+            return None
+        numbers = (planned.scale, *(cap.inner for cap in planned.site.scores.softcaps))
+        if not all(isinstance(number, (int, float)) for number in numbers):
+            return None
+        choice = choose_kernel(planned.problem, arch="cpu", mode="auto", available=frozenset({BLOCKS}))
+        return choice if choice.target == BLOCKS else None
+
+    def _available(self, device: str) -> frozenset[str]:
+        """Kernels that can be used here: FlexAttention is one where its form is known and somebody will compile it."""
+        inner, mode = self.ctx.options.inner, self.config.mode
+        compiled = inner == "inductor" or callable(inner) or mode != "auto"
+        unfused = callable(inner) or (mode == "flex" and inner != "inductor")
+        found = usable(device, compiled=compiled, unfused=unfused) - {BLOCKS}
+        found -= frozenset() if flex.drops() else {"flex_dropout", "flex_unfused"}
+        return frozenset(k for k in found if kernels(device)[k].target != "flex" or flex.available())
