@@ -69,7 +69,7 @@ def find(
     for value in program.values:
         if value.name in ONE_VECTOR and any(factor in behind for factor in value.inputs()):
             yield Found(value, blocked=Blocked(f"the product with v is {value.name}, of a single vector", value))
-        if of_single_numbers(value) and any(factor in behind for factor in value.inputs()):
+        if any(factor in behind for factor in of_single_numbers(value)):
             yield Found(value, blocked=Blocked("there is a single key, whose weight is 1", value))
         if any(factor in behind for factor in element_wise(value)):
             reason = "the product with v is written as a sum of products of elements"

@@ -21,7 +21,7 @@ ONE_VECTOR = frozenset({"mv", "addmv", "dot", "vdot", "addbmm", "addr"})
 #: Operations whose result is neither scores nor weights any more.
 _ENDS = frozenset(
     "convolution native_layer_norm native_batch_norm native_group_norm _fused_rms_norm linalg_vector_norm var_mean sum "
-    "mean logsumexp amax max amin min argmax cumsum sort argsort topk multinomial nonzero embedding grid_sampler_2d "
+    "mean logsumexp amax max amin min argmax sort argsort topk multinomial nonzero embedding grid_sampler_2d "
     "nll_loss_forward".split()
 )
 #: Functions that are not looked into, after which weights are still weights, though of another kind.
@@ -54,9 +54,11 @@ class Unseen:
             self._see(value)
 
     def _see(self, value: Value) -> None:
-        if value.name in PRODUCTS or value.name in ONE_VECTOR or of_single_numbers(value):
-            self.taken.update(self.weights[factor] for factor in value.inputs() if factor in self.weights)
-            if not any(is_parameter(factor) for factor in value.inputs()):
+        product = value.name in PRODUCTS or value.name in ONE_VECTOR
+        factors = tuple(value.inputs()) if product else of_single_numbers(value)
+        if factors:
+            self.taken.update(self.weights[factor] for factor in factors if factor in self.weights)
+            if not any(is_parameter(factor) for factor in factors):
                 self.scores.add(value)
             return
         factors = self._sums.get(value, ())
@@ -107,13 +109,21 @@ class Unseen:
         return all(dim % (last + 1) != last for dim in arg(value, "dim") or (last,))
 
 
-def of_single_numbers(value: Value) -> bool:
-    """Whether an einsum sums over a dim of size 1, of keys or of heads: PyTorch multiplies elements then."""
+def of_single_numbers(value: Value) -> tuple[Value, ...]:
+    """The factors of a matrix product that sums over dims of size 1, of keys or of heads: elements are multiplied.
+
+    PyTorch makes one of an einsum; of `(a * b).sum(dim)` any such dim. () of everything else.
+    """
+    if value.name in ("sum", "mean"):
+        product = value.args[0]
+        alone = [product.shape[d] for d in arg(value, "dim") or ()]
+        factors = tuple(product.inputs()) if product.name == "mul" else ()
+        return factors if len(factors) == 2 and alone and all(map(is_one, alone)) else ()
     node = value.node
     if value.name != "mul" or node is None or getattr(node.target, "__name__", "") != "einsum":
-        return False
+        return ()
     given, _, made = str(node.args[0]).replace(" ", "").partition("->")
-    return not set(given) - {",", "."} <= set(made)
+    return tuple(value.inputs()) if set(given) - {",", "."} - set(made) else ()
 
 
 def element_wise(value: Value) -> tuple[Value, ...]:

@@ -91,6 +91,7 @@ def test_random_programs(source: Any, seed: int) -> None:
         raise AssertionError(f"crashed\n\n{source.runnable(seed)}") from error
     SEEN["swapped" if verdict.fused else "kept"] += 1
     assert not verdict.problems, "\n".join(verdict.problems) + f"\n\n{source.runnable(seed)}"
+    assert verdict.fused or optpass.report().declined("attention"), f"no reason is given\n\n{source.runnable(seed)}"
 
 
 def test_a_fair_share_was_swapped() -> None:

@@ -74,6 +74,16 @@ def single_numbers(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.einsum("bhqk,bhkd->bhqd", scores.softmax(-1), v[..., :1, :])
 
 
+def single_elements(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = (q @ k[..., :1, :].mT).softmax(-1)
+    return (weights.unsqueeze(-1) * v[..., :1, :].unsqueeze(-3)).sum(-2)
+
+
+def accumulated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = (q @ k.mT).softmax(-1).cumsum(-1)
+    return (weights.unsqueeze(-1) * v.unsqueeze(-3)).sum(-2)
+
+
 def pooled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     weights = (k @ q[:, :, 0, :, None]).softmax(-2)
     return (weights * v.double()).sum(-2).float()
@@ -114,6 +124,8 @@ PROGRAMS: dict[Callable[..., Tensor], str] = {
     under_a_condition: r"between .* stands .* \(cond\)",
     differentiated: r"a transform of torch.func",
     single_numbers: "there is a single key",
+    single_elements: "there is a single key",
+    accumulated: "between .* stands cumsum",
     pooled: "written as a sum of products of elements",
     thresholded: r"between .* stands an operation that is not looked into \(relu\)",
     averaged: "between .* stands mean",
