@@ -102,11 +102,13 @@ class Unseen:
         return given or (value.name in _ENDS and not self._averaged(value)) or value.dtype not in FLOATS
 
     def _averaged(self, value: Value) -> bool:
-        """Weights of which a mean over heads is taken are weights of the same keys."""
-        if value.name != "mean" or value.args[0] not in self.weights:
+        """Weights of which a mean over heads is taken are weights of the same keys, and so are scores."""
+        if value.name != "mean":
             return False
-        last = value.args[0].dim - 1
-        return all(dim % (last + 1) != last for dim in arg(value, "dim") or (last,))
+        source, dims = value.args[0], arg(value, "dim") or (-1,)
+        rank = max(source.dim, 1)
+        kept = 1 if source in self.weights else 2 if source in self.scores else rank
+        return all(dim % rank < rank - kept for dim in dims)
 
 
 def of_single_numbers(value: Value) -> tuple[Value, ...]:

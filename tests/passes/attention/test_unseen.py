@@ -115,6 +115,11 @@ def averaged(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return weights.mean(1, keepdim=True) @ v
 
 
+def averaged_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = (q @ k.mT).mean(1, keepdim=True).softmax(-1)
+    return (weights.unsqueeze(-1) * v.unsqueeze(-3)).sum(-2)
+
+
 PROGRAMS: dict[Callable[..., Tensor], str] = {
     own_gradient: r"between .* stands an operation that is not looked into \(autograd_function_apply\)",
     many_operations: "between .* stands sin",
@@ -129,6 +134,7 @@ PROGRAMS: dict[Callable[..., Tensor], str] = {
     pooled: "written as a sum of products of elements",
     thresholded: r"between .* stands an operation that is not looked into \(relu\)",
     averaged: "between .* stands mean",
+    averaged_scores: "stands mean, which no attention kernel computes",
     some_keys: "some of the keys that the softmax runs over",
     written_to: "written to in place, through a view",
     used_twice: "the attention weights .* go to gelu",
