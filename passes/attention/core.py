@@ -32,7 +32,7 @@ from optpass.passes.attention.picks import Pick, apply_picks, take_part
 from optpass.passes.attention.scores import Reader
 from optpass.passes.attention.sinks import appended
 from optpass.passes.attention.site import Blocked, Fill, Operand, Scores, Site
-from optpass.passes.attention.unseen import ONE_VECTOR, Unseen, element_wise, is_parameter, of_single_numbers
+from optpass.passes.attention.unseen import ONE_VECTOR, Unseen, by_elements, is_parameter, of_single_numbers
 from optpass.passes.attention.walk import JoinedError, NoSoftmaxError, SumError, Walk, Weights, stands_between
 
 #: Below it exponentials are 0 in any dtype.
@@ -71,7 +71,7 @@ def find(
             yield Found(value, blocked=Blocked(f"the product with v is {value.name}, of a single vector", value))
         if any(factor in behind for factor in of_single_numbers(value)):
             yield Found(value, blocked=Blocked("there is a single key, whose weight is 1", value))
-        if any(factor in behind for factor in element_wise(value)):
+        if by_elements(value, behind):
             reason = "the product with v is written as a sum of products of elements"
             yield Found(value, blocked=Blocked(reason, value))
         if value.name not in PRODUCTS:

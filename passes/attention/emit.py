@@ -85,14 +85,20 @@ class Writer:
         return self.evaluate(node, args, kwargs)
 
     def evaluate(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        """What the node returns for these fake arguments; no guard is added, no gradient recorded."""
+        """What the node returns for these fake arguments; no guard is added.
+
+        Gradients are recorded where the program records them: SDPA's kernels, which lay out their results in ways of
+        their own, are chosen by that too. Operators that trace a graph of their own would record it as well.
+        """
         mode = getattr(self.like.tensor, "fake_mode", None)
         with contextlib.ExitStack() as stack:
             if mode is not None and mode.shape_env is not None:
                 stack.enter_context(mode.shape_env.suppress_guards())
             # Without the dispatcher in Python some operations (`pad`) take symbolic sizes for what they are now.
             symbolic = getattr(torch._C, "_EnablePythonDispatcher", contextlib.nullcontext)()
-            for context in (mode or contextlib.nullcontext(), torch.no_grad(), symbolic):
+            traces = isinstance(node.target, torch._ops.HigherOrderOperator)
+            recording = torch.set_grad_enabled(torch.is_grad_enabled() and self.like.grad and not traces)
+            for context in (mode or contextlib.nullcontext(), recording, symbolic):
                 stack.enter_context(context)
             if node.op == "call_method":
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)

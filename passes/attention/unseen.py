@@ -128,16 +128,34 @@ def of_single_numbers(value: Value) -> tuple[Value, ...]:
     return tuple(value.inputs()) if set(given) - {",", "."} - set(made) else ()
 
 
-def element_wise(value: Value) -> tuple[Value, ...]:
-    """Of the two factors of a matrix product `(a.unsqueeze(-1) * b).sum(dim)`, those that are repeated in it."""
+def by_elements(value: Value, weights: Collection[Value]) -> bool:
+    """Whether a sum `(a * b).sum(dim)` is the product of `weights` and values.
+
+    One of them is repeated along what the other has, or there is one number for each key, which is not a mask's.
+    """
     product = value.args[0] if value.name == "sum" and value.args[1] else None
     factors = tuple(a for a in product.inputs()) if product is not None and product.name == "mul" else ()
     if product is None or len(factors) != 2 or any(f.dim != product.dim for f in factors):
-        return ()
+        return False
     dims = {d % product.dim for d in value.args[1]}
-    shared = not any(is_one(f.shape[d]) for f in factors for d in dims)
-    broadcast = [any(is_one(f.shape[d]) and not is_one(product.shape[d]) for d in range(product.dim)) for f in factors]
-    return tuple(f for f, repeated in zip(factors, broadcast, strict=True) if shared and repeated)
+    if any(is_one(f.shape[d]) for f in factors for d in dims):
+        return False
+    repeated = [
+        f for f in factors if any(is_one(f.shape[d]) and not is_one(product.shape[d]) for d in range(product.dim))
+    ]
+    if repeated:
+        return any(f in weights for f in repeated)
+    others = [f for f in factors if f not in weights]
+    return len(others) == 1 and not _of_truths(others[0])
+
+
+def _of_truths(value: Value) -> bool:
+    """Whether a value is a mask that was cast to numbers, in some layout."""
+    while value.name in _LAYOUT or value.name == "_to_copy":
+        value = value.args[0]
+        if value.dtype == torch.bool:
+            return True
+    return False
 
 
 def under_transforms(graph: fx.Graph) -> Iterator[fx.Node]:

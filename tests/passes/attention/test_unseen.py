@@ -84,6 +84,11 @@ def accumulated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (weights.unsqueeze(-1) * v.unsqueeze(-3)).sum(-2)
 
 
+def one_number_for_each_key(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = (q[..., :1, :] @ k.mT).softmax(-1)
+    return (weights.unsqueeze(-1) * v[..., :1].unsqueeze(-3)).sum(-2)
+
+
 def pooled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     weights = (k @ q[:, :, 0, :, None]).softmax(-2)
     return (weights * v.double()).sum(-2).float()
@@ -131,6 +136,7 @@ PROGRAMS: dict[Callable[..., Tensor], str] = {
     single_numbers: "there is a single key",
     single_elements: "there is a single key",
     accumulated: "between .* stands cumsum",
+    one_number_for_each_key: "written as a sum of products of elements",
     pooled: "written as a sum of products of elements",
     thresholded: r"between .* stands an operation that is not looked into \(relu\)",
     averaged: "between .* stands mean",
@@ -161,6 +167,17 @@ def test_softmin_is_looked_into() -> None:
     inputs = [torch.randn(2, 3, 6, 8) for _ in range(3)]
     compiled(lambda q, k, v: F.softmin(q @ k.mT, -1) @ v)(*inputs)
     assert len(optpass.report().sites("attention")) == 1
+
+
+def test_sums_of_masked_weights_and_entropies_are_not_mentioned() -> None:
+    def program(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        weights = (q @ k.mT).softmax(-1)
+        seen = (weights * keep.to(weights.dtype)).sum(-1)
+        return weights @ v, seen, -(weights * weights.log()).sum(-1)
+
+    compiled(program)(*(torch.randn(2, 3, 6, 8) for _ in range(3)), torch.ones(2, 3, 6, 6) > 0)
+    (declined,) = optpass.report().declined("attention")
+    assert "the attention weights" in declined.reason
 
 
 def test_what_is_no_attention_is_not_mentioned() -> None:

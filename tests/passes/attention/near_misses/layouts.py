@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from attention_near_misses.program import Suite, attend, cross
 
 suite = Suite("layouts")
@@ -211,3 +212,11 @@ def packed_interleaved(x):
     """qkv packed as (s, h, d, 3)."""
     q, k, v = x.view(2, 6, 3, 8, 3).permute(4, 0, 2, 1, 3)
     return attend(q, k, v)
+
+
+@suite.equal(lambda r: [r.randn(2, 6, 3, 8), *r.qkv()[1:], r.randn(6, 1)], modes=("training",))
+def two_softmaxes_turned(q, k, v, bias):
+    """Weights side by side, vᵀ from the left: beside a bias that learns SDPA lays out its result otherwise."""
+    s = q.transpose(1, 2) @ k.mT + bias
+    p = torch.cat([s[..., :3].softmax(-1), s[..., 3:].softmax(-1)], -1)
+    return (v.mT @ p.mT).mT.transpose(1, 2).reshape(2, 6, 24)
