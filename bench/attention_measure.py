@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from operator import getitem
 from pathlib import Path
@@ -22,37 +21,20 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from optpass.backend import compat
+from optpass.bench.attention_judge import Case, Values, compared
 from optpass.bench.attention_sites import Sites, counted
 from optpass.bench.result import BenchError
 from optpass.bench.tiny_models import Tiny, build
 from optpass.models.common import default_dtype
+from optpass.reporting.model import GraphRecord
 
 #: Probability of every dropout where dropout is active.
 DROPOUT = 0.1
-#: Largest error relative to the largest element that is never called wrong, in float32.
-TOLERANCE = 1e-5
-#: Times eager's own error that is not called wrong: another order of summation, carried through whole models.
-SLACK = 4.0
 FUSED = frozenset({F.scaled_dot_product_attention, flex_attention, torch.ops.higher_order.flex_attention})
 #: The roofline would trace every graph once more, for a report that nobody reads here.
 OPTIONS: Mapping[str, Any] = {
     "attention": {"mode": "always", "dropout": "swap"}, "disable_passes": ["roofline"],
 }  # fmt: skip
-
-Values = dict[str, torch.Tensor]
-
-
-@dataclass
-class Case:
-    """What one way of running a model gave; see the module."""
-
-    sites: int = 0
-    fused: int = 0
-    graphs: int = 0
-    declined: list[str] = field(default_factory=list)
-    error: float | None = None
-    eager_error: float = 0.0
-    wrong: str = ""
 
 
 def measure(model_type: str, seed: int = 0, cases: Sequence[str] | None = None) -> dict[str, Any]:
@@ -109,7 +91,7 @@ def inference(model: nn.Module, inputs: Mapping[str, Any]) -> Case:
         case, ours = coverage(model, inputs)
         exact = _in_double(lambda m, i: _outputs(m(**i)), model, inputs)
         eager = _outputs(model(**inputs))
-    return _compared(case, exact, eager, ours)
+    return compared(case, exact, eager, ours)
 
 
 def training(model_type: str, exact: Tiny, *, padded: bool, seed: int) -> Case:
@@ -120,11 +102,11 @@ def training(model_type: str, exact: Tiny, *, padded: bool, seed: int) -> Case:
         active = exact
     inputs = active.padded if padded else active.inputs
     # Each run has a model of its own: one that keeps a state between calls would go on from another's.
-    compared, double, eager = (copy.deepcopy(exact.model).train() for _ in range(3))
+    compiled, double, eager = (copy.deepcopy(exact.model).train() for _ in range(3))
     case, _ = coverage(active.model.train(), inputs or active.inputs)
     own = (exact.padded if padded else exact.inputs) or exact.inputs
-    ours = _step(_compiled(compared, Inner()), own, compared)
-    return _compared(case, _in_double(lambda m, i: _step(m, i, m), double, own), _step(eager, own, eager), ours)
+    ours = _step(_compiled(compiled, Inner()), own, compiled)
+    return compared(case, _in_double(lambda m, i: _step(m, i, m), double, own), _step(eager, own, eager), ours)
 
 
 def coverage(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[Case, Values]:
@@ -137,11 +119,17 @@ def coverage(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[Case, Values]
 
     optpass.reset_report()
     output = _compiled(model, inner)(**inputs)
-    report = optpass.report()
-    declined = [f"{s.reason} at {Path(s.file or '?').name}:{s.line}" for s in report.declined("attention")]
-    declined += [f"{p.name} failed: {p.error}" for g in report.graphs for p in g.passes if p.error is not None]
+    graphs = optpass.report().graphs
+    declined = [reason for place in inner.ran for reason in _declined(graphs[place])]
     already = _already(model, inputs, sites)
     return Case(sites.count, inner.fused - already, inner.graphs, declined), _outputs(output)
+
+
+def _declined(graph: GraphRecord) -> list[str]:
+    """Why attentions of a graph were left as they are, with the place of each."""
+    sites = [s for p in graph.passes for s in p.declined if s.kind == "attention"]
+    failed = [f"{p.name} failed: {p.error}" for p in graph.passes if p.error is not None]
+    return [f"{s.reason} at {Path(s.file or '?').name}:{s.line}" for s in sites] + failed
 
 
 def _already(model: nn.Module, inputs: Mapping[str, Any], sites: Sites) -> int:
@@ -154,17 +142,23 @@ def _already(model: nn.Module, inputs: Mapping[str, Any], sites: Sites) -> int:
 
 
 class Inner:
-    """An inner compiler that runs graphs as they are and counts the calls of fused attention as they run."""
+    """An inner compiler that runs graphs as they are and counts the calls of fused attention as they run.
+
+    Attributes:
+        ran: places of graphs among all that were compiled; of one that runs twice, twice.
+    """
 
     def __init__(self) -> None:
         self.fused = self.graphs = 0
+        self.ran: list[int] = []
 
     def __call__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        calls, place = fused_calls(gm), self.graphs
         self.graphs += 1
-        calls = fused_calls(gm)
 
         def run(*args: Any) -> Any:
             self.fused += calls
+            self.ran.append(place)
             return gm(*args)
 
         return run
@@ -237,35 +231,3 @@ class _Wide(TorchFunctionMode):
 def _outputs(output: Any) -> Values:
     leaves = pytree.tree_leaves(output if not hasattr(output, "to_tuple") else output.to_tuple())
     return {f"output {i}": t for i, t in enumerate(leaves) if isinstance(t, torch.Tensor) and t.is_floating_point()}
-
-
-def _compared(case: Case, exact: Values | None, eager: Values, ours: Values) -> Case:
-    """The largest error of `ours` and of `eager`; in words what is wrong, if anything."""
-    reference = exact if exact is not None else eager
-    if reference.keys() != ours.keys():
-        case.wrong = f"{len(ours)} results instead of {len(reference)}"
-        return case
-    # The gradient of a bias of the keys is 0 in exact arithmetic: what is there is rounding, small beside the others.
-    floor = 1e-2 * max((_largest(t) for n, t in reference.items() if n.startswith("grad")), default=0.0)
-    for name, value in reference.items():
-        least = floor if name.startswith("grad") else 0.0
-        error, own = (_error(t[name], value, least) for t in (ours, eager))
-        case.error, case.eager_error = max(case.error or 0.0, error), max(case.eager_error, own)
-        if error > max(TOLERANCE, SLACK * own) and not case.wrong:
-            case.wrong = f"{name}: error {error:.2g}, eager's {own:.2g}"
-    return case
-
-
-def _error(value: torch.Tensor, reference: torch.Tensor, least: float) -> float:
-    """The largest difference over the largest element, or over `least` if that is more; infinite where only one is."""
-    value, reference = value.double(), reference.double()
-    if value.shape != reference.shape or not torch.equal(value.isfinite(), reference.isfinite()):
-        return float("inf")
-    kept = reference.isfinite()
-    difference = (value - reference)[kept].abs()
-    return float(difference.max()) / max(_largest(reference), least, 1e-30) if difference.numel() else 0.0
-
-
-def _largest(value: torch.Tensor) -> float:
-    kept = value[value.isfinite()]
-    return float(kept.abs().max()) if kept.numel() else 0.0

@@ -48,6 +48,9 @@ class Chooser:
 
         Raises `Blocked` where neither would be faster, unless the user wants it always.
         """
+        if self.config.mode == "auto" and _copies_more(planned):
+            reason = "putting its keys and values next to each other would move more numbers than its scores are"
+            raise Blocked(reason, planned.site.output)
         verdict = self._verdict(planned, choice)
         other = self._in_blocks(planned) if self.config.mode == "auto" and choice.target != BLOCKS else None
         if other is not None:
@@ -100,3 +103,13 @@ class Chooser:
         found = usable(device, compiled=compiled, unfused=unfused) - {BLOCKS}
         found -= frozenset() if flex.drops() else {"flex_dropout", "flex_unfused"}
         return frozenset(k for k in found if kernels(device)[k].target != "flex" or flex.available())
+
+
+def _copies_more(planned: Plan) -> bool:
+    """Whether keys and values that are copied next to each other are more numbers than the scores, which are not made.
+
+    With few queries, as where one token is generated beside a cache, they are.
+    """
+    site, problem = planned.site, planned.problem
+    copied = problem.head_dim * site.scores.joined + problem.value_dim * site.joined
+    return copied * problem.kv_heads > problem.queries * problem.heads

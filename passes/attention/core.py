@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from optpass.passes.attention import sinks
+from optpass.passes.attention import pieces, sinks
 from optpass.passes.attention.axes import Axis, Dims, above, atoms, broadcast, equal, flat, is_one, resolve
 from optpass.passes.attention.elements import contractions
 from optpass.passes.attention.ir import Program, Value, arg
@@ -63,6 +63,8 @@ def find(
     """
     unseen = Unseen(program, {value: (found.left, found.right) for value, found in contractions(program).items()})
     behind = unseen.weights
+    summed = {found.total: found for found in pieces.sums(program, behind)}
+    terms = {product for found in summed.values() for product in found.products}
     for softmax in unseen.leaving(roots):
         reason = "the weights leave the graph before they meet v: at a graph break, or they are what is asked for"
         yield Found(softmax, blocked=Blocked(reason, softmax))
@@ -74,7 +76,11 @@ def find(
         if by_elements(value, behind):
             reason = "the product with v is written as a sum of products of elements"
             yield Found(value, blocked=Blocked(reason, value))
-        if value.name not in PRODUCTS:
+        if value in summed:
+            whole = _Weights.of_pieces(program, summed[value], constant, now, join=join).find(behind)
+            if whole is not None:
+                yield whole
+        if value.name not in PRODUCTS or value in terms:
             continue
         if value.name in ("baddbmm", "addmm") and arg(value, "beta") != 0:
             if any(factor in behind and not is_parameter(other) for factor, other in _both_ways(value)):
@@ -207,10 +213,10 @@ class _Weights(Weights):
         if softmax.name in ("div", "mul"):
             scores.fills = [replace(f, fill=-math.inf, near=False) if _vanishes(f, scores) else f for f in scores.fills]
         site = Site(
-            output, resolve(out_dims), self.out_dims[-2:], value, scores, self.keys, softmax, sink,
+            output, resolve(out_dims), self.sides, value, scores, self.keys, softmax, sink,
             walk.dropout, walk.dropout_value, weight, walk.weights, walk.zeroed, [*walk.passed, *scores.values],
             numbers=walk.numbers, sink_behind=self.spelled.sink is not None, binary=binary,
-            alone=bool(self.spelled.hidden) or self.spelled.sink is not None,
+            alone=bool(self.spelled.hidden) or self.spelled.sink is not None, joined=self.joined,
         )  # fmt: skip
         if sink is not None or walk.picks or self.finished is not None:
             return site

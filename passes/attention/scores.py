@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -25,6 +26,7 @@ from optpass.passes.attention.operands import (
     scaled,
 )
 from optpass.passes.attention.picks import apply_picks, picked
+from optpass.passes.attention.pieces import beside
 from optpass.passes.attention.site import Blocked, Factor, Number, Operand, Scores, Softcap
 
 
@@ -224,6 +226,21 @@ class Reader:
         scores.centred = False  # the maximum may be of a key that is no part
         return scores
 
+    def _beside(self, value: Value, dims: Dims) -> Scores:
+        """Scores of several products over keys of their own, one behind the other."""
+        dims, at = resolve(dims), value.args[1] % value.dim
+        if dims[at] != self.keys or len(self.keys) != 1:
+            raise Blocked(unknown(value), value)
+        parts = []
+        for part in value.args[0]:
+            (own,) = fresh(part.shape[at : at + 1])
+            if not own or part.dtype != value.dtype:
+                raise Blocked(unknown(value), value)
+            inner = (*dims[:at], own, *dims[at + 1 :])
+            reader = Reader(own, partial(flat, inner), self.constant, self.now, join=self.join)
+            parts.append((reader.read(part, inner), own[0]))
+        return beside(parts, self.keys[0], value, dims)
+
     def _tanh(self, value: Value, dims: Dims) -> Scores:
         scores = self.read(value.args[0], dims)
         not_floored(scores, value)
@@ -257,7 +274,8 @@ class Reader:
 _RULES: dict[str, Callable[[Reader, Value, Dims], Scores]] = {
     "_to_copy": Reader._cast, "mul": Reader._scale, "div": Reader._scale, "neg": Reader._neg, "add": sums.add,
     "sub": sums.add, "rsub": sums.add, "masked_fill": fills.masked_fill, "where": fills.where,
-    "index_put": fills.index_put, "tanh": Reader._tanh, "addcmul": sums.addcmul, "maximum": fills.maximum,
-    "clamp": fills.clamp, "clamp_min": fills.clamp, "slice": Reader._part, "select": Reader._part,
-    "split": Reader._part, "split_with_sizes": Reader._part, "chunk": Reader._part, "unbind": Reader._part,
+    "index_put": fills.index_put, "tanh": Reader._tanh, "cat": Reader._beside, "addcmul": sums.addcmul,
+    "maximum": fills.maximum, "clamp": fills.clamp, "clamp_min": fills.clamp, "slice": Reader._part,
+    "select": Reader._part, "split": Reader._part, "split_with_sizes": Reader._part, "chunk": Reader._part,
+    "unbind": Reader._part,
 }  # fmt: skip

@@ -135,6 +135,7 @@ class Scores:
         binary: numbers that scores are multiplied by, and that must be 0 or 1.
         shifts: what makes the maxima that rows are shifted by.
         held: buffers that must go on holding the numbers of the fills.
+        joined: True where the keys are those of several products, copied next to each other.
         values: every value of the chain from the product to the softmax: what a rewrite makes dead.
         product: the product itself.
     """
@@ -162,6 +163,7 @@ class Scores:
     binary: tuple[Operand, ...] = ()
     shifts: list[Value] = field(default_factory=list)
     held: tuple[Value, ...] = ()
+    joined: bool = False
     values: list[Value] = field(default_factory=list)
 
 
@@ -188,6 +190,7 @@ class Site:
         cancels: its result is added to others, and little may be left of them.
         alone: its spelling of softmax makes of a row without a single key what no other makes of it.
         binary: masks that exponentials or scores are multiplied by, which must hold nothing but 0 and 1.
+        joined: True where the values are those of several products, copied next to each other.
     """
 
     output: Value
@@ -209,3 +212,4 @@ class Site:
     binary: list[Operand] = field(default_factory=list)
     cancels: bool = False
     alone: bool = False
+    joined: bool = False

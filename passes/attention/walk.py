@@ -7,7 +7,7 @@ softmax reads is `core`'s and `scores`'.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from optpass.passes.attention import softmaxes, unseen
 from optpass.passes.attention.axes import (
@@ -26,6 +26,7 @@ from optpass.passes.attention.division import Division, division
 from optpass.passes.attention.ir import Program, Value, arg
 from optpass.passes.attention.operands import FLOATS, PRODUCTS, Constant, Now, product_operands, scaled
 from optpass.passes.attention.picks import Pick, picked
+from optpass.passes.attention.pieces import Summed
 from optpass.passes.attention.site import Blocked, Factor, Number, Operand
 
 #: How far up from a product a softmax is looked for when its weights cannot be followed: only to say why not.
@@ -93,6 +94,7 @@ class Weights:
         self.join = join
         self.program, self.product, self.constant, self.now = program, product, constant, now
         self.out_dims = fresh(product.shape)
+        self.sides = self.out_dims[-2:]
         operands = product_operands(product)
         (self.inner,) = fresh(operands[0].shape[-1:])
         batch, (rows, columns) = self.out_dims[:-2], self.out_dims[-2:]
@@ -100,8 +102,17 @@ class Weights:
         self.rows = rows if side == 0 else columns
         self.walk = Walk(operands[side], left if side == 0 else right)
         self.other = Operand(operands[1 - side], right if side == 0 else left)
-        self.summed = False
+        self.summed = self.joined = False
         self.finished: Division | None = None
+
+    @classmethod
+    def of_pieces(cls, program: Program, found: Summed, constant: Constant, now: Now, *, join: bool = True) -> Self:
+        """The weights of a sum of products that is one product."""
+        self = cls(program, found.products[0], 0, constant, now, join=join)
+        self.product, self.out_dims, self.sides, self.rows = found.total, found.dims, found.sides, found.sides[0]
+        self.inner, self.other, self.summed, self.joined = (found.keys,), found.values, True, True
+        self.walk = Walk(found.weights.value, found.weights.dims, [*found.passed])
+        return self
 
     @property
     def keys(self) -> tuple[Axis, ...]:

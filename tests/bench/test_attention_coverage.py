@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from optpass.bench import attention_coverage, attention_measure
+from optpass.bench.attention_judge import Case, compared
 from optpass.bench.attention_sites import Sites, chains, counted
 from optpass.bench.progress import NoProgress
 from optpass.bench.registry import BenchConfig
@@ -175,23 +176,42 @@ def test_a_model_is_measured_in_every_case() -> None:
         assert one["fused"] == 2, one["declined"]
 
 
-def test_wrong_results_are_told() -> None:
-    from optpass.bench.attention_measure import Case, _compared
+def test_a_graph_that_runs_twice_declines_twice() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = Projected(self.attend)
 
+        @staticmethod
+        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            weights = (q @ k.mT).softmax(-1)
+            torch._dynamo.graph_break()
+            return weights @ v
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.layer(self.layer(x))
+            return result
+
+    with torch.no_grad():
+        case, _ = attention_measure.coverage(Shared(), {"x": torch.randn(2, 5, D)})
+    assert (case.sites, case.fused, len(case.declined)) == (2, 0, 2), case.declined
+
+
+def test_wrong_results_are_told() -> None:
     x = torch.randn(64, dtype=torch.float64)
     exact, eager = {"output 0": x, "grad of w": x * 0}, {"output 0": x.float(), "grad of w": x.float() * 0}
-    assert _compared(Case(), exact, eager, eager).wrong == ""
+    assert compared(Case(), exact, eager, eager).wrong == ""
     off = eager | {"output 0": eager["output 0"] * 1.001}
-    assert "output 0: error" in _compared(Case(), exact, eager, off).wrong
+    assert "output 0: error" in compared(Case(), exact, eager, off).wrong
     lost = eager | {"output 0": torch.where(x > 0, x, torch.nan).float()}
-    assert "error inf" in _compared(Case(), exact, eager, lost).wrong
-    assert "1 results instead of 2" in _compared(Case(), exact, eager, {"output 0": x}).wrong
+    assert "error inf" in compared(Case(), exact, eager, lost).wrong
+    assert "1 results instead of 2" in compared(Case(), exact, eager, {"output 0": x}).wrong
     same_loss = {"output 0": torch.where(x > 0, x, torch.nan)}
-    assert _compared(Case(), same_loss, {"output 0": lost["output 0"]}, {"output 0": lost["output 0"]}).wrong == ""
+    assert compared(Case(), same_loss, {"output 0": lost["output 0"]}, {"output 0": lost["output 0"]}).wrong == ""
 
 
 def test_a_model_that_only_ours_cannot_run_is_wrong_and_one_that_nobody_can_is_left_out() -> None:
-    from optpass.bench.attention_measure import Case, _guarded
+    from optpass.bench.attention_measure import _guarded
 
     def raises() -> Case:
         raise ZeroDivisionError("of ours")

@@ -26,8 +26,8 @@ import optpass
 
 FOLDER = Path(__file__).parent / "forms"
 CORPUS = (
-    "scale", "spelling", "softmaxes", "quotients", "parts", "elements", "layout", "heads", "bias", "distances",
-    "programmable", "masking", "floors", "context", "declines",
+    "scale", "spelling", "softmaxes", "quotients", "parts", "elements", "pieces", "layout", "heads", "bias",
+    "distances", "programmable", "masking", "floors", "context", "declines",
 )  # fmt: skip
 MASKS = ("causal_masks", "causal_buffers", "other_masks", "almost_causal", "almost_buffers")
 
@@ -53,7 +53,18 @@ def forms() -> dict[str, Any]:
 
 
 #: Forms of which neither the dtype nor a backward changes what must be understood: two of their four cases are run.
-ALIKE = ("spelling", "quotients", "parts", "elements", "layout", "heads", "distances", "programmable", "declines")
+ALIKE = (
+    "spelling",
+    "quotients",
+    "parts",
+    "elements",
+    "pieces",
+    "layout",
+    "heads",
+    "distances",
+    "programmable",
+    "declines",
+)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MODES = {"inference": False, "training": True}
 

@@ -176,6 +176,7 @@ def product(s: Source, after: str) -> None:
         "(k @ q.mT).mT", 'torch.einsum("bhqd,bhkd->bhqk", q, k.expand(B, H, M, D))', "(q @ k.mT).contiguous()",
         "(q.unsqueeze(1) @ k.mT.unsqueeze(1)).squeeze(1)", f"torch.bmm({rows}, {columns}).view(B, H, N, M)",
         "(q.unsqueeze(-2) * k.unsqueeze(-3)).sum(-1)",
+        "torch.cat([q @ k[..., : M // 2, :].mT, q @ k[..., M // 2 :, :].mT], -1)",
     ))  # fmt: skip
     s.line(f"s = {how}")
     if after:

@@ -206,6 +206,7 @@ def output(s: Source) -> None:
         "p @ v", "torch.matmul(p, v)", 'torch.einsum("bhqk,bhkd->bhqd", p, v.expand(B, H, M, E))', "(v.mT @ p.mT).mT",
         "torch.bmm(p.flatten(0, 1), v.expand(B, H, M, E).reshape(B * H, M, E)).view(B, H, N, E)",
         "(p.unsqueeze(-1) * v.unsqueeze(-3)).sum(-2)",
+        "p[..., M // 2:] @ v[..., M // 2:, :] + p[..., :M // 2] @ v[..., :M // 2, :]",
     )))  # fmt: skip
     end = s.weighted(merged=40, nothing=25, view=10, projected=10, residual=5, written=5, scaled=5)
     if end == "merged":
