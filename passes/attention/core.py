@@ -248,6 +248,7 @@ class _Weights(Weights):
             shift = (
                 value.name == "sub"
                 and source is not None
+                and isinstance(value.args[1], Value)
                 and shifts_rows(value.args[1], source, dims, atoms(self.wide))
             )
             if source is None or not (cast or shift):

@@ -211,3 +211,9 @@ def raised_in_a_bias_beside_a_column(q, k, v, sink, other_q, other_k):
     s = (other_q @ other_k) / 2 - (q @ k.mT + low)
     s = torch.cat([s, sink.view(1, 3, 1, 1).expand(2, 3, 6, 1)], -1)
     return s.softmax(-1)[..., :-1] @ v
+
+
+@suite.decline()
+def a_number_off_and_a_key_dropped(q, k, v):
+    """No column was appended: it is the first key that is dropped after the softmax."""
+    return (q @ k.mT - 5.0).softmax(-1)[..., 1:] @ v[:, :, 1:]
