@@ -13,6 +13,8 @@ from optpass.units import format_bytes
 
 #: Sites of recomputed tensors in the report, the largest.
 MAX_SITES = 200
+#: How a note ends that says what larger sizes need.
+GROWN = "at the largest sizes that it was called with, larger than those it is predicted for"
 
 
 def record_of(partitioner: BudgetPartitioner, seconds: float = 0.0) -> PassRecord | None:
@@ -50,6 +52,13 @@ def predict_anew(partitioner: BudgetPartitioner, peak: int) -> None:
         with store.current().lock:
             outcome.filed.cost["predicted_peak_bytes"] = float(peak)
             outcome.filed.reason = _summary(plan, outcome.notes)
+
+
+def grown(partitioner: BudgetPartitioner, peak: int) -> None:
+    """The plan in force was run at larger sizes than it was made for, at which it needs at most `peak` bytes."""
+    for note in [note for note in partitioner.outcome.notes if note.endswith(GROWN)]:
+        partitioner.outcome.notes.remove(note)
+    add_note(partitioner, f"up to {format_bytes(peak)} {GROWN}")
 
 
 def add_note(partitioner: BudgetPartitioner, note: str) -> None:

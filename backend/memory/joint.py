@@ -19,6 +19,8 @@ Modules = tuple[fx.GraphModule, fx.GraphModule]
 
 #: Of a class that a loss is given for each row.
 INDEX_BYTES = 8
+#: Bytes of a value that a loss computes with, at least.
+_WIDE = torch.float32.itemsize
 
 
 def problem_of(
@@ -58,7 +60,8 @@ def tails_of(joint: fx.GraphModule) -> tuple[Tail, ...]:
     A scalar output is a loss: the gradients of other outputs beside it are zeros that autograd makes. Without one the
     loss is outside of the graph, and nobody knows it yet. It is taken to need what cross entropy does: the logarithms
     of the probabilities from its forward, and two gradients of that size in its backward; or, where every output is
-    shaped like an input, what a mean of squares does: four tensors of that size in its backward.
+    shaped like an input, what a mean of squares does: four tensors of that size in its backward. Outputs in half
+    precision are likely to be cast to float32 for it.
     """
     values = _tangents(joint)
     size = sum(int(hint(t.numel())) * t.element_size() for t in values if t.dim() > 0)
@@ -66,8 +69,21 @@ def tails_of(joint: fx.GraphModule) -> tuple[Tail, ...]:
         return (NO_TAIL,)
     if any(t.dim() == 0 for t in values):
         return (Tail(True, 0, 0, size),)
-    entropy = Tail(True, size, size, 2 * size)
-    return (Tail(True, size, 0, 4 * size), entropy) if _like_inputs(joint, values) else (entropy,)
+    wide = sum(int(hint(t.numel())) * max(t.element_size(), _WIDE) for t in values)
+    entropy = [Tail(True, size, size, 2 * size)]
+    squares = [Tail(True, size, 0, 4 * size)]
+    if wide > size:
+        entropy.insert(0, Tail(True, 2 * wide, wide, 2 * wide))
+        squares.insert(0, Tail(True, 2 * wide, wide, 4 * wide))
+    return (*squares, entropy[-1]) if _like_inputs(joint, values) else tuple(entropy)
+
+
+def tails_of_one(joint: fx.GraphModule) -> tuple[Tail, ...]:
+    """What happens between the graphs where a loss outside reads one of several outputs: cross entropy of the
+    largest. Hidden states that are returned beside the scores are mostly for others than the loss."""
+    sizes = [int(hint(t.numel())) * t.element_size() for t in _tangents(joint) if t.dim() > 0]
+    largest = max(sizes, default=0)
+    return (Tail(True, largest, largest, 2 * largest),) if loss_is_outside(joint) and largest < sum(sizes) else ()
 
 
 def loss_is_outside(joint: fx.GraphModule) -> bool:

@@ -9,13 +9,14 @@ import torch
 
 from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.compat.memory_backward import Held
+from optpass.backend.memory.budget import ENGINE_BYTES
 from optpass.backend.memory.caller import held_in_backward
 from optpass.backend.memory.eager_held import due, held_in
 from optpass.backend.memory.eager_part import EagerLoss, loss_of
 from optpass.backend.memory.eager_watch import Watch
 from optpass.backend.memory.leaves import Leaf, Stores, parameters_of, target_among
-from optpass.backend.memory.partition import ENGINE_BYTES
 from optpass.backend.memory.run import Run
+from optpass.passes.memory.optimizer_search import states_of
 
 
 def loss_behind(
@@ -96,14 +97,16 @@ def beside(
     if running is not None and running.outer:  # which nodes of theirs are still to run is seen by what they hold
         saved = [*saved, *held_in(running.outer)]
     others = [r for r in live if r is not run]
+    parameters = parameters_of(step)
     there = Stores(saved)
     there.update(lent)
+    if lent.alive():  # to an optimizer whose step is compiled: counted as its state
+        there.drop(Stores(states_of(parameters)))
     for r in (run, *others):
         there.update(r.inputs)
         there.update(r.eager)
     for known_leaf in step:  # what the caller gave to other graphs, and still holds
         there.update(known_leaf.inputs)
-    parameters = parameters_of(step)
     known = Stores(parameters).alive()
     gradients = Stores([p.grad for p in parameters if p.grad is not None]).alive()
     for r in (run, *others):

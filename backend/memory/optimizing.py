@@ -23,6 +23,7 @@ class Optimizing:
         state, step: bytes that it keeps, and those that it allocates while it steps.
         parameters: all that the optimizers found hold.
         notes: what was assumed.
+        copies: those of them that are wider copies of others: the optimizer alone reads their gradients.
     """
 
     name: str
@@ -30,6 +31,12 @@ class Optimizing:
     step: int
     parameters: tuple[torch.Tensor, ...]
     notes: tuple[str, ...]
+    copies: tuple[torch.Tensor, ...] = ()
+
+    @property
+    def gradients_of_copies(self) -> int:
+        """Bytes of gradients that are there in its step alone."""
+        return sum(p.nbytes for p in self.copies)
 
     @classmethod
     def of(cls, options: Options, trained: Sequence[torch.Tensor]) -> Optimizing:
@@ -39,17 +46,18 @@ class Optimizing:
             ConfigError: the option names none that is known.
         """
         found = find_optimizer(trained)
-        held = () if found is None else found.parameters
+        held, copies = ((), ()) if found is None else (found.parameters, found.copies)
         if options.optimizer is not None:
             name = optimizers.check(options) or "none"
-            everything = list({id(p): p for p in (*trained, *held) if p.requires_grad}.values())
+            stepped = held if copies else (*trained, *held)
+            everything = list({id(p): p for p in stepped if p.requires_grad}.values())
             gpu = any(p.device.type != "cpu" for p in everything)
             cost = optimizers.cost(name, sizes_of(everything), gpu=gpu, where=options.where("optimizer"))
-            return cls(name, cost.state_bytes, cost.step_bytes, held, ())
+            return cls(name, cost.state_bytes, cost.step_bytes, held, (), copies)
         if found is None:
             said = "no optimizer was found that holds the parameters: none is counted; name it with `optimizer`"
             if gc.get_freeze_count():
                 said += "; objects that `gc.freeze` hides could not be searched"
             return cls("none", 0, 0, (), (said,))
         notes = (f"optimizer found: {found.name}", *found.notes)
-        return cls(found.name, found.state_bytes, found.step_bytes, held, notes)
+        return cls(found.name, found.state_bytes, found.step_bytes, held, notes, copies)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
@@ -20,6 +20,7 @@ from optpass.backend.compat import partition as parts
 from optpass.backend.compat.memory import indices_kept
 from optpass.backend.memory.accumulate import accumulate_in_place
 from optpass.backend.memory.allot import light
+from optpass.backend.memory.budget import ENGINE_BYTES, Budget
 from optpass.backend.memory.choose import Chooser, Modules, Trial
 from optpass.backend.memory.growth import sizes_in
 from optpass.backend.memory.joint import (
@@ -28,6 +29,7 @@ from optpass.backend.memory.joint import (
     loss_is_outside,
     problem_of,
     tails_of,
+    tails_of_one,
     targets_of,
 )  # fmt: skip
 from optpass.backend.memory.order import least_peak
@@ -42,7 +44,7 @@ from optpass.passes.memory.emit import rewrite
 from optpass.passes.memory.infeasible import explain_infeasible, standard_helps
 from optpass.passes.memory.plan import Ledger, MemoryPlan
 from optpass.passes.memory.problem import Problem, reads_of_changed_inputs
-from optpass.passes.memory.schedule import FrozenState, State, Timeline
+from optpass.passes.memory.schedule import State, Timeline
 from optpass.passes.memory.search import Search
 from optpass.passes.memory.uncollected import uncollected
 from optpass.units import format_bytes
@@ -51,54 +53,12 @@ log = logging.getLogger(__name__)
 
 #: A graph that others follow is left as it is where they may keep so many times what it keeps.
 FOLLOW = 2
-#: Autograd's own scalars: the gradient that `loss.backward()` begins with, and what is made of it.
-ENGINE_BYTES = 64
 #: The default plan needs at least this part of what is counted; found between 0.92 and 1.17 of what Inductor generates.
 REPLAYED_AT_LEAST = 0.85
 #: How a note begins that says what the next plan needs, where the budget is used in part.
 NEXT = "the next plan, which recomputes less, needs"
 #: Inductor's settings that need less memory than its default ones: tensors keep their layout around convolutions.
 LEAN: dict[str, Any] = {"layout_optimization": False}
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What one graph may use.
-
-    Attributes:
-        bytes: the budget of the step, everything counted.
-        statics: what is there throughout the step.
-        at_optimizer: peak while the optimizer steps, which no plan changes; bytes, all counted.
-        optimizer: its name, for messages.
-        trained_itemsize: bytes per element of most parameters.
-        shared: more graphs follow in the same step, which nobody has seen yet: what can be is left to them.
-        tail: what happens between its forward and its backward, where that has been seen.
-        follow: bytes that are needed on top of what it holds while other graphs of the step run.
-        state: a state of the search that was chosen for the step as a whole; with the number of operations.
-        settled: it is for a step that was seen.
-        lenient: where nothing fits, the plan beside which most is left is taken: the step is under way, and the next
-            one is planned anew.
-        around: elements and bytes of tensors that the caller holds and the graph does not read: its loss may.
-        apart: it is of one of several modules that are compiled on their own; what those have that did not run yet.
-        where: what set the budget, for messages.
-        notes: what was assumed.
-    """
-
-    bytes: int
-    statics: Ledger
-    at_optimizer: int = 0
-    optimizer: str = "none"
-    trained_itemsize: int = 4
-    shared: bool = False
-    tail: Tail | None = None
-    follow: int = 0
-    state: tuple[int, FrozenState] | None = None
-    settled: bool = False
-    lenient: bool = False
-    around: tuple[tuple[int, int], ...] = ()
-    apart: Ledger | None = None
-    where: str = ""
-    notes: tuple[str, ...] = ()
 
 
 class BudgetPartitioner:
@@ -165,7 +125,8 @@ class BudgetPartitioner:
         a loss reads targets, and other modules run that are compiled on their own."""
         if self.budget.tail is not None:
             return [(self.budget.tail, Ledger())]
-        tails = (tails_of(joint)[-1], between_graphs(joint)) if self.budget.shared else tails_of(joint)
+        tails = (*tails_of(joint), *tails_of_one(joint))
+        tails = (tails_of(joint)[-1], between_graphs(joint)) if self.budget.shared else tails
         plain = targets_of(joint)
         held = targets_of(joint, self.budget.around)
         more = held if tails[0].saved_bytes else 2 * held  # the difference between the two, too

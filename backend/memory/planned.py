@@ -14,6 +14,7 @@ import torch
 
 from optpass.backend.memory.eager_timeline import Shapes
 from optpass.backend.memory.expected import Expected, resize, shapes_of
+from optpass.backend.memory.filing import grown
 from optpass.backend.memory.growth import Growth
 from optpass.backend.memory.leaves import Leaf, Share
 from optpass.backend.memory.partition import BudgetPartitioner
@@ -95,6 +96,7 @@ class Planned:
         self._trained = [i for i, p in tensors.parameters if p.requires_grad]
         self._compiled: Callable[..., Any] | None = compiled
         self._growth = Growth(dynamic, partitioner.sizes) if dynamic else None
+        self._grown = 0  #: bytes that it needs at most at larger sizes that it was called with
         self._others: dict[tuple[bool, bool], Callable[..., Any]] = {}
         self._lock = threading.Lock()
 
@@ -155,7 +157,11 @@ class Planned:
             return True
         statics = budget.statics
         fixed = statics.parameters + statics.gradients + statics.optimizer + statics.buffers
-        return fixed + growth * (plan.predicted_peak_bytes - fixed) > budget.bytes
+        needed = int(fixed + growth * (plan.predicted_peak_bytes - fixed))
+        if self._grown < needed <= budget.bytes:
+            self._grown = needed
+            grown(self._leaf.partitioner, needed)
+        return needed > budget.bytes
 
     def _other(self, gradients: bool, larger: bool, mine: bool, args: Sequence[Any]) -> Callable[..., Any]:
         """What serves the case, compiled when it is first asked for; it sees to its runs itself."""

@@ -49,6 +49,7 @@ class Steps:
         self._after_backward = True
         self._gone = 0
         self._lent = Stores()
+        self._lent_now = Stores()
         self._known: dict[int, Held] = {}
         self._watch = Watch(Stores())
         self._unwatch: Callable[[], None] | None = None
@@ -63,6 +64,14 @@ class Steps:
             for run in self._live:
                 outputs.update(run.outputs)
             return sum(run.leaf.held for run in self._live), outputs
+
+    def lent(self) -> Stores:
+        """What graphs have read and returned that ran without gradients since the last backward: the weights of a
+        teacher, its batch and its outputs."""
+        with self._lock:
+            found = Stores()
+            found.update(self._lent_now)
+            return found
 
     def waiting(self) -> list[Leaf]:
         """The leaves of the runs that wait for their backward, one that runs several times as often."""
@@ -89,6 +98,7 @@ class Steps:
         with self._lock:
             self._live.clear()
             self._chains.clear()
+            self._lent_now = Stores()
             self._after_backward = True
 
     # ---- what happens -------------------------------------------------------------------------------------------
@@ -198,8 +208,9 @@ class Steps:
         tensors = [t for t in torch.utils._pytree.tree_leaves((args, result)) if isinstance(t, torch.Tensor)]
         tensors = [t for t in tensors if not (t.requires_grad and t.is_leaf)]  # what is trained is known otherwise
         with self._lock:
-            self._lent.prune()
-            self._lent.add(tensors)
+            for lent in (self._lent, self._lent_now):
+                lent.prune()
+                lent.add(tensors)
 
     def _note_held(self, leaf: Leaf, own: Stores, made: Stores, given: Stores) -> None:
         there = given.alive()
@@ -233,6 +244,7 @@ class Steps:
         with self._lock:
             self._sweep()
             self._after_backward = True
+            self._lent_now = Stores()
             if run.looked_at:
                 self._look(run, running)
             if running is None or not running.keeps:

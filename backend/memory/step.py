@@ -16,6 +16,7 @@ from torch import fx, nn
 
 from optpass.backend import compat
 from optpass.backend.memory.apart import STARTED
+from optpass.backend.memory.budget import Budget
 from optpass.backend.memory.caller import held_in_call
 from optpass.backend.memory.eager_held import held_upstream
 from optpass.backend.memory.expected import NOTHING_KNOWN, Expected
@@ -23,11 +24,11 @@ from optpass.backend.memory.graph_values import ints
 from optpass.backend.memory.leaves import Share, Stores
 from optpass.backend.memory.measure import storage_bytes
 from optpass.backend.memory.optimizing import Optimizing
-from optpass.backend.memory.partition import Budget
 from optpass.backend.memory.together import STEPS
 from optpass.options import Options
 from optpass.passes.devices import DeviceSpec
 from optpass.passes.memory.budget import budget_bytes
+from optpass.passes.memory.optimizer_search import states_of
 from optpass.passes.memory.plan import Ledger
 
 
@@ -78,6 +79,7 @@ class StepTensors:
         unread = [t for t in call if not isinstance(t, nn.Parameter)]
         inputs += [t for t in unread if all(t is not other for other in (*inputs, *buffers))]
         read = Stores([*(p for _, p in parameters), *buffers, *inputs])
+        read.update(STEPS.lent())  # counted as that
         plain = [t for t in around if not t.requires_grad and type(t) is torch.Tensor and t.layout == torch.strided]
         wanted, rows = _output_sizes(gm)
         others = {(t.numel(), t.nbytes) for t in plain if t.numel() in wanted and not read.has(t.untyped_storage())}
@@ -129,7 +131,8 @@ def budget_of(
     optimizer = Optimizing.of(options, [*tensors.trained, *(p for p in before if p.requires_grad)])
     saved, leaves = held_upstream(tensors.inputs)
     everything = _distinct([*(p for _, p in tensors.parameters), *before, *optimizer.parameters, *leaves])
-    trained = [p for p in everything if p.requires_grad]
+    copies = {id(p) for p in optimizer.copies}
+    trained = [p for p in everything if p.requires_grad and id(p) not in copies]
     # Backwards run in the reverse order: the gradients of graphs that come after this one are there, those of graphs
     # that came before it are not.
     settled = {id(p) for p in (*tensors.trained, *before)}
@@ -149,6 +152,7 @@ def budget_of(
         activations=outside + eager - inputs,
     )
     at_optimizer = statics.total - statics.gradients - statics.activations + size + optimizer.step
+    at_optimizer += optimizer.gradients_of_copies
     return Budget(
         bytes=total,
         statics=statics,
@@ -185,9 +189,14 @@ def _gradients_of(inputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _bytes_of_held(tensors: StepTensors, known: Collection[int], saved: Iterable[torch.Tensor]) -> int:
-    """Bytes of what the caller holds that is not `known` by its storage nor otherwise counted."""
+    """Bytes of what the caller holds, or lent to graphs without gradients, that is not `known` by its storage nor
+    otherwise counted."""
     gradients = [p.grad for _, p in tensors.parameters if p.grad is not None]
     held = Stores(tensors.held)
+    lent = STEPS.lent()
+    if lent.alive():
+        lent.drop(Stores(states_of(tensors.trained)))
+    held.update(lent)
     held.drop(Stores([*gradients, *tensors.inputs, *tensors.buffers, *saved]))
     return sum(size for key, size in held.alive().items() if key not in known)
 

@@ -13,17 +13,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from optpass.backend.memory import words
 from optpass.backend.memory.allot import Bound, Choice, above, choices_of, excess, select, total
-from optpass.backend.memory.filing import add_note, predict_anew
+from optpass.backend.memory.budget import ENGINE_BYTES
+from optpass.backend.memory.filing import predict_anew
 from optpass.backend.memory.leaves import Leaf, Share, Stores, parameters_of
 from optpass.backend.memory.optimizing import Optimizing
-from optpass.backend.memory.partition import ENGINE_BYTES, NEXT
 from optpass.backend.memory.replay import StepReplay
 from optpass.backend.memory.runs import Steps
-from optpass.errors import BudgetInfeasibleError
 from optpass.passes.memory.plan import Ledger
-from optpass.reporting import store
-from optpass.units import format_bytes
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +34,7 @@ BETWEEN, TANGENTS = ("loss", "backward of the loss"), "tangents"
 
 
 @dataclass
-class _Step:
+class Step:
     """A step as it was seen: its leaves, the bytes that are always there, the bounds, and the plans in force."""
 
     leaves: list[Leaf]
@@ -64,7 +62,7 @@ def settle(leaves: Sequence[Leaf]) -> None:
         _plan_always(leaf)
     if unknown or not planned:
         return
-    _warn_of_kept_graphs(planned)
+    words.warn_of_kept_graphs(planned)
     step = _seen(planned)
     _predict_anew(step)
     worst = excess(step.present, step.bounds)
@@ -78,16 +76,16 @@ def settle(leaves: Sequence[Leaf]) -> None:
     chosen = select(choices, runs, step.bounds)
     over = excess(chosen, step.bounds)
     if over > sum(leaf.loss.forward_bytes + leaf.loss.backward_bytes for leaf in step.leaves):
-        raise _infeasible(step, chosen, over)
+        raise words.infeasible(step, chosen, over)
     if not final:
         _share_out(step, chosen, worst, over)
     if worst <= 0 and all(leaf.share is None for leaf in step.leaves):
-        _say_what_is_next(step, above(chosen, choices, runs, step.bounds))
+        words.next_plan(step, above(chosen, choices, runs, step.bounds))
 
 
-def _share_out(step: _Step, chosen: Sequence[Choice], worst: int, over: int) -> None:
+def _share_out(step: Step, chosen: Sequence[Choice], worst: int, over: int) -> None:
     """Give each graph what it may use for the plan chosen for it, unless that in force is as good."""
-    _say(step, chosen, worst, over)
+    words.planned_together(step, chosen, worst, over)
     for i, leaf in enumerate(step.leaves):
         share = _share(step, i, chosen)
         room = leaf.partitioner.budget.bytes - ENGINE_BYTES - share.statics.total
@@ -110,31 +108,7 @@ def _as_before(leaf: Leaf) -> Share:
     return Share(budget.statics, budget.tail, budget.follow, budget.at_optimizer, budget.optimizer)
 
 
-def _say_what_is_next(step: _Step, more: int | None) -> None:
-    """Nothing faster fits a budget that is used in part: what the next plans need, where the fullest graph is filed."""
-    fullest = max(step.bounds, key=lambda b: total(step.present, b) - b.limit)
-    partitioner = step.leaves[fullest.graph].partitioner
-    if more is not None and not any(note.startswith(NEXT) for note in partitioner.outcome.notes):
-        add_note(partitioner, f"{NEXT} {format_bytes(fullest.limit + ENGINE_BYTES + more)}")
-
-
-def _warn_of_kept_graphs(leaves: Sequence[Leaf]) -> None:
-    """Say once of each graph that a backward is to keep what it has saved, which its plan takes to be released."""
-    for leaf in leaves:
-        replayed = leaf.partitioner.outcome.replayed
-        if leaf.keeps_graph and replayed is not None:
-            leaf.keeps_graph = None
-            size = format_bytes(sum(replayed.saved_bytes.values()))
-            text = (
-                "memory budget: a backward with retain_graph=True keeps what the graph has saved, which is not "
-                f"counted: the step may need up to {size} more than is predicted; add up the losses for one "
-                "backward, or lower the budget by as much"
-            )
-            log.warning("%s", text)
-            store.current().warn(text)
-
-
-def _predict_anew(step: _Step) -> None:
+def _predict_anew(step: Step) -> None:
     """What the plans in force need, now that the rest of the step is known."""
     for i, leaf in enumerate(step.leaves):
         most = max((total(step.present, bound) for bound in step.bounds if bound.graph == i), default=0)
@@ -151,7 +125,7 @@ def _alone(leaf: Leaf) -> bool:
     return set(leaf.situations) == {frozenset()} and leaf.loss.backward_bytes <= 3 * leaf.outputs
 
 
-def _seen(leaves: Sequence[Leaf]) -> _Step:
+def _seen(leaves: Sequence[Leaf]) -> Step:
     leaves = list(leaves)
     index = {leaf: i for i, leaf in enumerate(leaves)}
     parameters = parameters_of(leaves)
@@ -181,8 +155,8 @@ def _seen(leaves: Sequence[Leaf]) -> _Step:
             bounds.append(Bound(index[leaf], around, fixed, limit, beside.since_loss or 0))
     present = [_present(leaf) for leaf in leaves]
     inputs = max((b.other for leaf in leaves for b in leaf.situations.values()), default=0)
-    at_optimizer = always.total + inputs + trained + optimizer.step
-    return _Step(leaves, always, at_optimizer, optimizer.name, bounds, present)
+    at_optimizer = always.total + inputs + trained + optimizer.step + optimizer.gradients_of_copies
+    return Step(leaves, always, at_optimizer, optimizer.name, bounds, present)
 
 
 def _present(leaf: Leaf) -> Choice:
@@ -215,7 +189,7 @@ def _before_loss(leaf: Leaf) -> int:
     return -min((beside.since_loss or 0 for beside in leaf.situations.values()), default=0)
 
 
-def _choices(step: _Step) -> list[list[Choice]]:
+def _choices(step: Step) -> list[list[Choice]]:
     found = []
     for i, leaf in enumerate(step.leaves):
         partitioner = leaf.partitioner
@@ -233,7 +207,7 @@ def _choices(step: _Step) -> list[list[Choice]]:
     return found
 
 
-def _share(step: _Step, index: int, chosen: Sequence[Choice]) -> Share:
+def _share(step: Step, index: int, chosen: Sequence[Choice]) -> Share:
     """What graph `index` may use beside the others' chosen plans."""
     leaf = step.leaves[index]
     at_peak = max(
@@ -250,7 +224,7 @@ def _share(step: _Step, index: int, chosen: Sequence[Choice]) -> Share:
     return Share(statics, leaf.tail(since_loss=at_peak.since_loss), follow, step.at_optimizer, step.optimizer, state)
 
 
-def _waits(step: _Step, index: int) -> bool:
+def _waits(step: Step, index: int) -> bool:
     """Whether other runs come between the forward and the backward of graph `index`."""
     return any(g == index for b in step.bounds for g, _ in b.others)
 
@@ -263,45 +237,6 @@ def relief() -> int:
         if leaf not in least and search is not None:
             least[leaf] = min(c.held for c in choices_of(search, search.problem.tail))
     return sum(max(0, leaf.held - least.get(leaf, leaf.held)) for leaf in STEPS.waiting())
-
-
-def _say(step: _Step, chosen: Sequence[Choice], worst: int, over: int) -> None:
-    now = max(total(step.present, b) for b in step.bounds) + ENGINE_BYTES
-    then = max(total(chosen, b) for b in step.bounds) + ENGINE_BYTES
-    limit = max(b.limit for b in step.bounds) + ENGINE_BYTES
-    runs = ", ".join(f"{n} times" for n in sorted({_most(step, i) for i in range(len(step.leaves))}) if n > 1)
-    what = f"{len(step.leaves)} graphs" if len(step.leaves) > 1 else "1 graph"
-    what += f", one of them {runs}," if runs and len(step.leaves) > 1 else f", which runs {runs}," if runs else ""
-    text = (
-        f"memory budget: a step of {what} needs {format_bytes(now)} as its graphs were planned one by one; they are "
-        f"planned together now, for {format_bytes(then)} of a budget of {format_bytes(limit)}"
-    )
-    if over > 0:
-        text += "; eager code between the graphs may need more than that"
-    log.warning("%s", text) if worst > 0 else log.info("%s", text)
-    if worst > 0:
-        store.current().warn(text)
-
-
-def _most(step: _Step, index: int) -> int:
-    """How many runs of a graph wait at once, at most."""
-    counts = [1] + [n for b in step.bounds for g, n in b.others if g == index and b.graph != index]
-    return max(counts + [n + 1 for b in step.bounds if b.graph == index for g, n in b.others if g == index])
-
-
-def _infeasible(step: _Step, chosen: Sequence[Choice], over: int) -> BudgetInfeasibleError:
-    worst = max(step.bounds, key=lambda b: total(chosen, b) - b.limit)
-    budget = worst.limit + ENGINE_BYTES
-    others = sum(chosen[g].held * n for g, n in worst.others)
-    text = (
-        f"{step.leaves[worst.graph].partitioner.budget.where}: the graphs of this step together need at least "
-        f"{budget + over} bytes ({format_bytes(budget + over)}), budget {budget} bytes: {format_bytes(worst.fixed)} "
-        f"parameters, gradients, optimizer state and inputs, {format_bytes(others)} held by "
-        f"{sum(n for _, n in worst.others)} runs that wait for their backward, and "
-        f"{format_bytes(chosen[worst.graph].peak)} while one runs. Compile the whole model as one graph, or use a "
-        "smaller micro-batch."
-    )
-    return BudgetInfeasibleError(text, floor_bytes=budget + over, budget_bytes=budget)
 
 
 STEPS = Steps(settle)

@@ -1,12 +1,14 @@
 """Which optimizer a program trains parameters with: the live `torch.optim.Optimizer` objects that hold them.
 
 The search walks what the garbage collector tracks, so that nothing of the user's has to be wrapped. An optimizer that
-is made after the first step is not found, and counts as none.
+is made after the first step is not found, and counts as none. One that trains wider copies of the parameters (masters
+in float32 of weights in half precision) holds none of them, and is known by the shapes of what it holds.
 """
 
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +21,7 @@ from optpass.passes.memory.optimizers import OptimizerCost, by_formula, cost
 
 #: States per element that an optimizer in no table is taken to keep until it has made them: as Adam's.
 _GUESSED_STATES = 2
+_HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Found:
         step_bytes: most of any of them, as they step one after another.
         held: how many of the parameters asked about some optimizer holds.
         parameters: all that they hold, asked about or not.
+        copies: those of them that are wider copies of what was asked about.
         notes: what was assumed.
     """
 
@@ -40,6 +44,7 @@ class Found:
     held: int
     notes: tuple[str, ...] = ()
     parameters: tuple[Tensor, ...] = ()
+    copies: tuple[Tensor, ...] = ()
 
     @property
     def name(self) -> str:
@@ -53,18 +58,52 @@ def find_optimizer(parameters: Iterable[Tensor]) -> Found | None:
     Args:
         parameters: the real parameters of a graph, which are told apart by identity.
     """
-    asked = {id(p) for p in parameters}
-    holding = [o for o in _live() if any(id(p) in asked for p in _parameters(o))] if asked else []
+    given = {id(p): p for p in parameters}
+    asked = given.keys()
+    live = _live() if asked else []
+    holding = [o for o in live if any(id(p) in asked for p in _parameters(o))]
+    held = {id(p) for o in holding for p in _parameters(o)}
+    master, copies = _of_copies([p for p in given.values() if id(p) not in held], live)
+    copies = tuple(p for p in copies if id(p) not in asked)
+    holding += [] if master is None or master in holding else [master]
     if not holding:
         return None
     holding.sort(key=_order)
-    notes: list[str] = []
+    notes = [f"taken to train wider copies of {len(copies)} parameters"] if copies else []
     costs = tuple(cost_of(optimizer, notes) for optimizer in holding)
     everything = {id(p): p for o in holding for p in _parameters(o)}
     return Found(
         costs, sum(c.state_bytes for c in costs), max(c.step_bytes for c in costs), len(everything.keys() & asked),
-        tuple(notes), tuple(everything.values()),
+        tuple(notes), tuple(everything.values()), copies,
     )  # fmt: skip
+
+
+def states_of(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """What the live optimizers keep that hold any of `parameters`."""
+    asked = {id(p) for p in parameters}
+    holding = [o for o in _live() if any(id(p) in asked for p in _parameters(o))] if asked else []
+    kept = (value for o in holding for state in o.state.values() for value in tree_leaves(state))
+    return [value for value in kept if isinstance(value, Tensor)]
+
+
+def _of_copies(
+    parameters: Iterable[Tensor], live: Iterable[torch.optim.Optimizer]
+) -> tuple[torch.optim.Optimizer | None, tuple[Tensor, ...]]:
+    """The optimizer that trains wider copies of all `parameters` that are trained in half precision, and no other of
+    `live` does; and the copies."""
+    wanted = Counter(_place(p) for p in parameters if p.requires_grad and p.dtype in _HALF)
+    found = [o for o in live if wanted and wanted <= Counter(_place(p) for p in _trained(_parameters(o)) if _wide(p))]
+    if len(found) != 1:
+        return None, ()
+    return found[0], tuple(p for p in _trained(_parameters(found[0])) if _wide(p) and _place(p) in wanted)
+
+
+def _place(parameter: Tensor) -> tuple[torch.Size, torch.device]:
+    return parameter.shape, parameter.device
+
+
+def _wide(parameter: Tensor) -> bool:
+    return parameter.is_floating_point() and parameter.dtype not in _HALF
 
 
 def cost_of(optimizer: torch.optim.Optimizer, notes: list[str]) -> OptimizerCost:

@@ -41,24 +41,24 @@ def first_step(model, inputs, loss, held, budget):
 def classes():
     """Rows of scores, and a class for each."""
     target = torch.randint(0, CLASSES, (ROWS,))
-    return CLASSES, [target], lambda out: F.cross_entropy(out, target)
+    return CLASSES, [target], lambda out: F.cross_entropy(out.float(), target)
 
 
 def squares():
     """Outputs of the inputs' shape, as regressions have them."""
-    return WIDTH, [], lambda out: out.square().mean()
+    return WIDTH, [], lambda out: out.float().square().mean()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", [classes, squares])
-def test_a_loss_that_was_not_seen_is_counted(kind):
+def test_a_loss_that_was_not_seen_is_counted(kind, dtype):
     torch.manual_seed(0)
     width, held, loss = kind()
     layers = [layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())]
-    inputs = torch.randn(ROWS, WIDTH)
+    model, inputs = nn.Sequential(*layers, nn.Linear(WIDTH, width)).to(dtype), torch.randn(ROWS, WIDTH, dtype=dtype)
 
     def step(budget):
-        torch.manual_seed(1)
-        return first_step(nn.Sequential(*layers, nn.Linear(WIDTH, width)), inputs, loss, held, budget)
+        return first_step(model, inputs, loss, held, budget)
 
     _, most = step(10**10)
     floor, top = most["floor_bytes"], most["unconstrained_bytes"]
@@ -97,6 +97,27 @@ def test_what_a_regression_may_need_refuses_no_other_loss():
     budget = int(most["floor_bytes"]) - ROWS * WIDTH * 4 // 2
     peak, figures = first_step(model, inputs, lambda out: out.mean(), [], budget)
     assert peak <= budget and figures["predicted_peak_bytes"] <= budget
+
+
+class Hidden(nn.Module):
+    """Hidden states beside the scores."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers, self.scores = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4)), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x):
+        states = [x := F.gelu(layer(x)) for layer in self.layers]
+        return self.scores(x), states
+
+
+def test_outputs_that_no_loss_reads_refuse_no_budget():
+    torch.manual_seed(0)
+    model, inputs, (_, held, loss) = Hidden(), torch.randn(ROWS, WIDTH), classes()
+    _, most = first_step(model, inputs, lambda out: loss(out[0]), held, 10**10)
+    budget = int(most["floor_bytes"]) - 3 * ROWS * WIDTH * 4
+    peak, figures = first_step(model, inputs, lambda out: loss(out[0]), held, budget)
+    assert peak <= figures["predicted_peak_bytes"] <= budget
 
 
 def test_a_graph_that_is_called_again_before_its_backward_holds_less():

@@ -151,6 +151,23 @@ def test_none_is_found_where_none_holds_the_parameters() -> None:
     del other
 
 
+def test_masters_of_weights_in_half_precision_are_found() -> None:
+    """Their optimizer holds none of the weights."""
+    model = nn.Sequential(nn.Linear(31, 41), nn.Linear(41, 31)).bfloat16()
+    norm = nn.LayerNorm(37)
+    masters = [p.detach().float().requires_grad_() for p in model.parameters()]
+    optimizer = torch.optim.Adam([*masters, *norm.parameters()])
+    for asked in (list(model.parameters()), [*model.parameters(), *norm.parameters()]):
+        found = find_optimizer(asked)
+        assert found is not None and {id(p) for p in found.copies} == {id(p) for p in masters}
+        assert abs(found.state_bytes - 2 * sum(p.nbytes for p in (*masters, *norm.parameters()))) <= 64
+    assert find_optimizer([nn.Parameter(torch.zeros(31, 42, dtype=torch.bfloat16))]) is None  # no copy of that
+    assert find_optimizer([p.detach() for p in model.parameters()]) is None  # not trained
+    another = torch.optim.SGD([p.detach().clone().requires_grad_() for p in masters], lr=0.1)
+    assert find_optimizer(model.parameters()) is None  # which of the two cannot be told
+    del optimizer, another
+
+
 def test_several_optimizers_step_one_after_another() -> None:
     model = nn.Sequential(nn.Linear(40, 50), nn.Linear(50, 60))
     first = torch.optim.Adam(model[0].parameters())

@@ -1,0 +1,52 @@
+"""What one graph may use of a step's budget, and what is known of the step around it. `partition` plans with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from optpass.backend.memory.tail import Tail
+from optpass.passes.memory.plan import Ledger
+from optpass.passes.memory.schedule import FrozenState
+
+#: Autograd's own scalars: the gradient that `loss.backward()` begins with, and what is made of it.
+ENGINE_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one graph may use.
+
+    Attributes:
+        bytes: the budget of the step, everything counted.
+        statics: what is there throughout the step.
+        at_optimizer: peak while the optimizer steps, which no plan changes; bytes, all counted.
+        optimizer: its name, for messages.
+        trained_itemsize: bytes per element of most parameters.
+        shared: more graphs follow in the same step, which nobody has seen yet: what can be is left to them.
+        tail: what happens between its forward and its backward, where that has been seen.
+        follow: bytes that are needed on top of what it holds while other graphs of the step run.
+        state: a state of the search that was chosen for the step as a whole; with the number of operations.
+        settled: it is for a step that was seen.
+        lenient: where nothing fits, the plan beside which most is left is taken: the step is under way, and the next
+            one is planned anew.
+        around: elements and bytes of tensors that the caller holds and the graph does not read: its loss may.
+        apart: it is of one of several modules that are compiled on their own; what those have that did not run yet.
+        where: what set the budget, for messages.
+        notes: what was assumed.
+    """
+
+    bytes: int
+    statics: Ledger
+    at_optimizer: int = 0
+    optimizer: str = "none"
+    trained_itemsize: int = 4
+    shared: bool = False
+    tail: Tail | None = None
+    follow: int = 0
+    state: tuple[int, FrozenState] | None = None
+    settled: bool = False
+    lenient: bool = False
+    around: tuple[tuple[int, int], ...] = ()
+    apart: Ledger | None = None
+    where: str = ""
+    notes: tuple[str, ...] = ()
