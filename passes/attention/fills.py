@@ -69,7 +69,11 @@ def filled(reader: Reader, value: Value, dims: Dims, source: Any, mask: Value, f
         raise Blocked(f"masked scores become {number:g}, which a score can be as low as: it is not -inf", value)
     if mask.dtype != torch.bool:
         raise Blocked("the mask is not boolean", value)
-    near = number > max(MINUS_INFINITY, torch.finfo(value.dtype).min)
+    lowest = torch.finfo(value.dtype).min
+    near = number > max(MINUS_INFINITY, lowest)
+    if scores.offset and number > lowest and (near or number - scores.offset > MINUS_INFINITY):
+        reason = f"masked scores become {number:g} where {scores.offset:g} was added to all, and can be as low as that"
+        raise Blocked(reason, value)
     scores.fills.append(Fill(Operand(mask, broadcast(dims, mask.shape)), keep_when, number, near=near))
     scores.held += held
     scores.centred = False

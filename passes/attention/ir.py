@@ -30,6 +30,7 @@ class Value:
         storage: identity of its memory.
         version: how many writes its memory had seen when it was made.
         real: for a constant of the graph, the tensor itself.
+        learns: for a leaf, a gradient may flow to what it holds.
     """
 
     tensor: torch.Tensor
@@ -43,6 +44,7 @@ class Value:
     storage: int = 0
     version: int = 0
     real: torch.Tensor | None = None
+    learns: bool = False
 
     @property
     def shape(self) -> torch.Size:

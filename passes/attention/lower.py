@@ -125,10 +125,7 @@ class _Lowering:
     def _of_made_weight(self, node: fx.Node) -> bool:
         """Whether a linear layer's weight is computed: `F.linear(q, k)` is q kᵀ."""
         weight = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
-        return self._is_made(weight)
-
-    def _is_made(self, item: Any) -> bool:
-        found = self.program.node_value(item)
+        found = self.program.node_value(weight)
         return found is not None and found.op is not None
 
     def _call(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
@@ -178,6 +175,7 @@ class _Lowering:
 
     def _new(self, tensor: torch.Tensor, **fields: Any) -> Value:
         storage = calls.storage_of(tensor)
+        fields.setdefault("learns", tensor.requires_grad)
         value = Value(
             tensor, node=self.node, grad=self.grad, autocast=autocast.state(), storage=storage,
             version=self.versions.get(storage, 0), **fields,
@@ -197,9 +195,13 @@ class _Lowering:
             return value
         if value is None and not calls.is_fake(tensor) and calls.is_plain(tensor):  # `torch.tensor(0.5)` in user code
             return self._new(tensor, leaf="constant", real=tensor)
-        written = self._new(tensor, leaf="opaque")  # never seen, or its memory was written to through another alias
-        if id(tensor) in self.home:
-            self.program.again[written] = self.home[id(tensor)]
+        home = self.home.get(id(tensor))
+        # Never seen, or its memory was written to through another alias. Dynamo has recorded gradients; this does not.
+        example = getattr(home or self.node, "meta", {}).get("example_value")
+        learns = not isinstance(example, torch.Tensor) or example.requires_grad
+        written = self._new(tensor, leaf="opaque", learns=learns)
+        if home is not None:
+            self.program.again[written] = home
         return written
 
     def reshaped(self, tensor: torch.Tensor) -> None:

@@ -166,7 +166,7 @@ def _asks(value: Value) -> bool:
         item = todo.pop()
         if not item.tensor.is_floating_point() or not item.grad or item.name == "detach":
             continue
-        if item.leaf and item.tensor.requires_grad:
+        if item.leaf and item.learns:
             return True
         for source in item.inputs():
             if source not in seen:

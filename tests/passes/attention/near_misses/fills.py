@@ -300,3 +300,21 @@ _topped("numbers, then a bias", lambda s, keep: s + torch.where(keep, 0.0, -1e9)
 _topped(
     "fills, then another", lambda s, keep: s.masked_fill(~keep, -math.inf), lambda s, other: s.where(other > 0, -1e9)
 )
+
+
+@suite.decline(lambda r: [*r.qkv(), r.bools(6, 6)], dtype=torch.float64)
+def filled_with_what_was_taken_off(q, k, v, keep):
+    """1e9 is taken off all scores, and masked ones become -1e9: they are as high as the others."""
+    return (q @ k.mT - 1e9).masked_fill(~keep, -1e9).softmax(-1) @ v
+
+
+@suite.decline(lambda r: [*r.qkv(), r.bools(6, 6)])
+def filled_above_what_was_taken_off(q, k, v, keep):
+    """2e4 is taken off all scores, and masked ones become -1e4: these alone have weights."""
+    return (q @ k.mT - 2e4).masked_fill(~keep, -1e4).softmax(-1) @ v
+
+
+@suite.equal(lambda r: [*r.qkv(), r.bools(6, 6)])
+def filled_far_below_what_was_taken_off(q, k, v, keep):
+    """5 is taken off, which makes no difference."""
+    return (q @ k.mT - 5.0).masked_fill(~keep, -1e9).softmax(-1) @ v

@@ -70,3 +70,19 @@ def causal_bias_built_by_copy(q, k, v):
     bias = torch.full((6, 6), -math.inf, dtype=q.dtype).triu(1)
     bias.copy_(torch.arange(36, dtype=q.dtype).view(6, 6) / 36)
     return (q @ k.mT * 8**-0.5 + bias).softmax(-1) @ v
+
+
+@suite.equal(lambda r: [*r.qkv(), r.randn(3)], modes=("training",))
+def a_bias_that_learns_partly_written(q, k, v, b):
+    """The first key's is set to 0 in place; a gradient flows to the rest, which a softcap's kernel must give, too."""
+    bias = b[:, None, None] * torch.ones(3, 6, 6)
+    bias[..., 0] = 0
+    return (torch.tanh(q @ k.mT / 3.0) * 3.0 + bias).softmax(-1) @ v
+
+
+@suite.equal(lambda r: [*r.qkv(), *r.qkv()[:2]], modes=("training",))
+def scores_that_learn_partly_written(q, k, v, other_q, other_k):
+    """Scores of which the first key's are set, taken off others; beside 1e9 all keys of a row count alike."""
+    s = other_q @ other_k.mT * 8**-0.5
+    s[..., 0] = 0.5
+    return (q @ k.mT / 2 - (s - 1e9)).softmax(-1) @ v
