@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-import optpass
 from optpass.errors import ConfigError
 from optpass.passes import devices, processor
 from optpass.passes.attention import gate
@@ -485,19 +484,3 @@ def test_every_verdict_is_a_number() -> None:
             assert math.isfinite(verdict.fused_us) and verdict.fused_us > 0, (asked, kernel)
             assert math.isfinite(verdict.unfused_us) and verdict.unfused_us > 0, (asked, kernel)
             assert verdict.reason and verdict.source
-
-
-def test_keys_are_not_copied_next_to_each_other_for_few_queries() -> None:
-    """Of a cache and of new tokens: the copies would be larger than the scores."""
-
-    def program(q: torch.Tensor, cached: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        weights = torch.cat([q @ cached.mT, q @ k.mT], -1).softmax(-1)
-        return weights[..., :500] @ cached + weights[..., 500:] @ k
-
-    torch._dynamo.reset()
-    optpass.reset_report()
-    call = torch.compile(program, backend="optpass", options={"inner": "eager", "strict": True, "attention": "auto"})
-    with torch.no_grad():
-        call(*(torch.randn(1, 2, length, 64) for length in (2, 500, 2)))
-    (declined,) = optpass.report().declined("attention")
-    assert declined.reason.startswith("putting its keys and values next to each other would move more")
