@@ -44,6 +44,7 @@ def join(reader: Reads, scores: Scores, other: Operand, times: float, dims: Dims
     scores.parts.append(Part(found.query, found.key, found.contraction, ratio))
     scores.parts.extend(Part(p.query, p.key, p.contraction, p.ratio * ratio) for p in found.parts)
     scores.values.extend(found.values)
+    scores.unread.extend(found.unread)
     scores.rows = rows  # heads that share keys in one of them have their own in another
     return True
 

@@ -194,7 +194,8 @@ def beside(parts: Sequence[tuple[Scores, Axis]], keys: Axis, value: Value, dims:
     size = value.shape[next(d for d, group in enumerate(dims) if keys in group)]
     key = together(operands, keys, size, flat(dims), value)
     values = list(dict.fromkeys(v for scores, _ in parts for v in scores.values))
-    return replace(first, key=key, rows=rows, values=values, joined=True)
+    unread = [v for scores, _ in parts for v in scores.unread]
+    return replace(first, key=key, rows=rows, values=values, unread=unread, joined=True)
 
 
 def _plain(scores: Scores) -> bool:

@@ -74,6 +74,10 @@ def plan(site: Site, *, prover: Prover, exact_rows: bool, training: bool, sizes:
     # Dropout by FlexAttention divides by the sums of rows, as a backward does: they must not be lost.
     sums = training or bool(site.dropout)
     mask = plan_mask(site, frame, prover, exact_rows=exact_rows, training=sums)
+    if training and any(_asks(value) for value in site.scores.unread):
+        raise Blocked(
+            "its product is added to 0 times a tensor that learns, whose gradient is zeros", site.scores.product
+        )
     if training and _learns(site.output) and not any(_learns(operand.value) for operand in _read(site, mask)):
         raise Blocked("gradients flow to what its result does not depend on, and to nothing else", site.output)
     dtype = _dtype(site)

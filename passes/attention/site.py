@@ -133,6 +133,7 @@ class Scores:
         centred: True where the maximum of each row was taken off, and nothing was masked or added to its keys since.
         offset: sum of the numbers that were added to all scores, since the maximum was taken off.
         binary: numbers that scores are multiplied by, and that must be 0 or 1.
+        unread: inputs of `baddbmm` that are multiplied by 0; one that learns gets zeros for its gradient.
         shifts: what makes the maxima that rows are shifted by.
         held: buffers that must go on holding the numbers of the fills.
         joined: True where the keys are those of several products, copied next to each other.
@@ -161,6 +162,7 @@ class Scores:
     centred: bool = False
     offset: float = 0.0
     binary: tuple[Operand, ...] = ()
+    unread: list[Value] = field(default_factory=list)
     shifts: list[Value] = field(default_factory=list)
     held: tuple[Value, ...] = ()
     joined: bool = False

@@ -85,8 +85,10 @@ def with_input(reader: Reader, scores: Scores, value: Value, dims: Dims) -> None
         raise Blocked(f"{value.name} with a beta or alpha that is not a number", value)
     scores.scale *= float(alpha)
     scores.steps.append(("times", float(alpha)))
-    if beta:
-        source = value.args[0]
+    source = value.args[0]
+    if not beta:
+        scores.unread.append(source)
+    else:
         _biased_by(scores, Operand(source, broadcast(dims, source.shape)), float(beta), value.dtype)
 
 

@@ -203,3 +203,10 @@ def elementwise_under_autocast(q, k, v):
     with torch.autocast("cpu", torch.bfloat16):
         scores = (q[..., None, :] * k[..., None, :, :]).sum(-1)
         return (scores.softmax(-1)[..., None] * v[..., None, :, :]).sum(-2)
+
+
+@suite.decline(lambda r: [*r.qkv(), r.randn(3, 6, 6)], modes=("training",), why="its gradient is zeros, not none")
+def an_unread_input_that_learns_too(q, k, v, base):
+    """`baddbmm` with beta 0 of an input that learns, beside q, k and v."""
+    s = torch.baddbmm(base.repeat(2, 1, 1), q.flatten(0, 1), k.flatten(0, 1).mT, beta=0, alpha=0.3)
+    return s.view(2, 3, 6, 6).softmax(-1) @ v
