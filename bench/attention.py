@@ -43,6 +43,7 @@ CLAIM = (
 
 ROUNDS = 10
 #: Wall seconds of one cell of the op and of the GPT, compiling included; on a CPU all cells end within twenty minutes.
+#: A longer budget than the default gives each cell as many times more of them, and of the rounds.
 OP_S = 22.0
 GPT_S = 60.0
 #: Wall seconds after which no cell begins.
@@ -115,16 +116,17 @@ def run(config: BenchConfig, progress: Progress) -> Result:
     check_device(config.device)
     if config.size is not None or set(config.models) - {"gpt"}:
         raise ConfigError("benchmark attention has sizes of its own, and no model but gpt: leave --size out")
-    rounds = config.rounds or (6 if config.quick else ROUNDS)
     budget_s = config.budget_s if config.budget_s is not None else BUDGET_S[config.device]
+    patience = max(1.0, budget_s / BUDGET_S[config.device])
+    rounds = config.rounds or (6 if config.quick else int(ROUNDS * patience))
     before = environment(config.device)
     ops, gpts = ([] if config.models else op_cells(config)), gpt_cells(config)
     done = Run(config, progress, rounds, time.monotonic() + budget_s)
     progress.start(len(ops) + len(gpts))
     for gpt in gpts:
-        _cell(done, gpt.name, _gpt_cases(gpt, config.seed), partial(_judge_gpt, done, gpt), GPT_S)
+        _cell(done, gpt.name, _gpt_cases(gpt, config.seed), partial(_judge_gpt, done, gpt), GPT_S * patience)
     for op in ops:
-        _cell(done, op.name, _op_cases(op, config.seed), partial(_judge_op, done, op), OP_S)
+        _cell(done, op.name, _op_cases(op, config.seed), partial(_judge_op, done, op), OP_S * patience)
     judged = [done.gpt] if config.models else [done.best, done.gain, done.gpt]
     return Result(
         name="attention",

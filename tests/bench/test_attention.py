@@ -113,6 +113,24 @@ def test_time_running_out_is_said(claim: Callable[..., Result]) -> None:
     assert "float32 forward causal S=128 hd=64" in result.notes[-1]
 
 
+def test_a_longer_budget_gives_every_cell_more_time(
+    claim: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed, given = Machine.__call__, []
+
+    def noted(machine: Machine, cases: Sequence[Case], **options: Any) -> Comparison:
+        given.append((options["rounds"], options["budget_s"]))
+        return timed(machine, cases, **options)
+
+    monkeypatch.setattr(Machine, "__call__", noted)
+    for budget_s, patience in ((100.0, 1), (3 * attention.BUDGET_S["cpu"], 3)):
+        given.clear()
+        claim(BenchConfig(budget_s=budget_s))
+        assert set(given) == {
+            (patience * attention.ROUNDS, patience * seconds) for seconds in (attention.GPT_S, attention.OP_S)
+        }
+
+
 def test_what_it_cannot_measure_is_refused() -> None:
     for config in (BenchConfig(size="tiny"), BenchConfig(models=("mlp",)), BenchConfig(device="tpu")):
         with pytest.raises(ConfigError):
