@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import re
 import shutil
 import socket
 import subprocess
@@ -43,12 +44,29 @@ def _version(package: str) -> str | None:
 @functools.cache
 def cpu_model() -> str:
     """The processor as the system names it, 'AMD EPYC 7B13'; the architecture where it gives no name."""
+    return _processor_fact("model name") or _brand() or platform.processor() or platform.machine()
+
+
+@functools.cache
+def cpu_family() -> tuple[str, int, int] | None:
+    """Vendor, family and model of an x86 processor as CPUID counts them, ('AuthenticAMD', 25, 17); None where nothing
+    says them. Clouds hide names behind 'AMD EPYC', not these."""
+    found = [_processor_fact(name) for name in ("vendor_id", "cpu family", "model")]
+    if not all(found):  # Windows: 'AMD64 Family 25 Model 17 Stepping 1, AuthenticAMD'
+        match = re.fullmatch(r".* Family (\d+) Model (\d+) .*, (\w+)", platform.processor())
+        found = [match[3], match[1], match[2]] if match else []
+    return (found[0], int(found[1]), int(found[2])) if found and found[1].isdigit() and found[2].isdigit() else None
+
+
+def _processor_fact(name: str) -> str:
+    """What the kernel says of the first processor; "" where it says nothing."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        lines = []
-    names = (" ".join(line.partition(":")[2].split()) for line in lines if line.lower().startswith("model name"))
-    return next((name for name in names if name), None) or _brand() or platform.processor() or platform.machine()
+        return ""
+    told = (line.partition(":") for line in lines)
+    facts = (" ".join(value.split()) for key, _, value in told if key.strip().lower() == name)
+    return next((fact for fact in facts if fact), "")
 
 
 def _brand() -> str:

@@ -111,13 +111,26 @@ def test_float32_goes_to_the_library_that_is_faster(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("cpu", "vector", "slow"),
-    [("AMD EPYC 9", "AVX512", True), ("Intel Xeon", "AVX512", False), ("AMD EPYC 7", "AVX2", False)],
+    ("cpu", "vector", "slow", "named"),
+    [
+        (("AuthenticAMD", 26, 17), "AVX512", True, "AVX512 bfloat16"),  # Zen 5
+        (("AuthenticAMD", 26, 36), "AVX512", False, "AVX512 256-bit bfloat16"),  # Zen 5 of notebooks
+        (("AuthenticAMD", 25, 17), "AVX512", False, "AVX512 256-bit bfloat16"),  # Zen 4
+        (("AuthenticAMD", 25, 1), "AVX2", False, "AVX2 bfloat16"),
+        (("GenuineIntel", 6, 143), "AVX512", False, "AVX512 bfloat16"),
+        (None, "AVX512", False, "AVX512 bfloat16"),
+    ],
 )
-def test_where_the_library_is_slow(cpu: str, vector: str, slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor, "cpu_model", lambda: cpu)
+def test_where_the_library_is_slow(
+    cpu: tuple[str, int, int] | None, vector: str, slow: bool, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AVX-512 on units of half its width is no faster than the AVX2 that MKL keeps to on AMD's processors."""
+    monkeypatch.setattr(processor, "cpu_family", lambda: cpu)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: vector)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: False)
+    assert processor.instructions.__wrapped__() == named
     assert processor.slow_library.__wrapped__() is slow
 
 
