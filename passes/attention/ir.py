@@ -149,6 +149,21 @@ class Program:
         return found if isinstance(found, Value) else None
 
 
+def ancestors(*values: Value, through: Callable[[Value], bool] = lambda value: True) -> Iterator[Value]:
+    """The values and those that they are computed from, each once; nothing is followed behind one for which `through`
+    does not hold, and that one is left out too."""
+    seen, todo = set(values), list(values)
+    while todo:
+        item = todo.pop()
+        if not through(item):
+            continue
+        yield item
+        for source in item.inputs():
+            if source not in seen:
+                seen.add(source)
+                todo.append(source)
+
+
 def flat_values(item: Any) -> list[Value]:
     """Values in what a node returns, in order."""
     return list(_values(item))

@@ -14,7 +14,7 @@ import torch
 
 from optpass.passes.attention.axes import Axis, equal, flat
 from optpass.passes.attention.frame import Frame, frame_of, size_of
-from optpass.passes.attention.ir import Value
+from optpass.passes.attention.ir import Value, ancestors
 from optpass.passes.attention.masking import MaskPlan, plan_mask
 from optpass.passes.attention.masks import Prover
 from optpass.passes.attention.operands import exact_cast
@@ -165,15 +165,8 @@ def _needs_grad(bias: Bias) -> bool:
 
 
 def _asks(value: Value) -> bool:
-    seen, todo = {value}, [value]
-    while todo:
-        item = todo.pop()
-        if not item.tensor.is_floating_point() or not item.grad or item.name == "detach":
-            continue
-        if item.leaf and item.learns:
-            return True
-        for source in item.inputs():
-            if source not in seen:
-                seen.add(source)
-                todo.append(source)
-    return False
+    return any(item.leaf and item.learns for item in ancestors(value, through=_passes_gradients))
+
+
+def _passes_gradients(value: Value) -> bool:
+    return value.tensor.is_floating_point() and value.grad and value.name != "detach"

@@ -5,6 +5,7 @@ Rules of `scores.Reader` for sums. Whether a bias is a mask to a kernel `terms` 
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ import torch
 from optpass.passes.attention import fills, joined
 from optpass.passes.attention.axes import Dims, broadcast
 from optpass.passes.attention.fills import not_floored, not_rounded_off, not_topped, unknown
-from optpass.passes.attention.ir import Value, arg
+from optpass.passes.attention.ir import Value, ancestors, arg
 from optpass.passes.attention.operands import row_maximum_values, shifts_rows
 from optpass.passes.attention.site import Bias, Blocked, Operand, Scores
 
@@ -130,16 +131,8 @@ def _biased_by(scores: Scores, operand: Operand, coefficient: float, dtype: torc
 
 def _writes_nan(value: Value) -> bool:
     """Whether an operation not far above fills in NaN: rows of it pass other gradients than any mask's."""
-    seen, todo = {value}, [value]
-    while todo and len(seen) < _LOOK:
-        item = todo.pop()
-        if any(isinstance(a, float) and math.isnan(a) for a in item.args):
-            return True
-        for source in item.inputs():
-            if source not in seen:
-                seen.add(source)
-                todo.append(source)
-    return False
+    above = itertools.islice(ancestors(value), _LOOK)
+    return any(isinstance(a, float) and math.isnan(a) for item in above for a in item.args)
 
 
 def then(scores: Scores, *steps: str) -> None:

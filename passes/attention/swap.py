@@ -13,7 +13,7 @@ from torch import fx
 
 from optpass.passes.attention.axes import Dims, below, equal, is_one, known_equal, same_sizes
 from optpass.passes.attention.emit import Writer
-from optpass.passes.attention.ir import Program, Value, flat_values
+from optpass.passes.attention.ir import Program, Value, ancestors, flat_values
 from optpass.passes.attention.rewrite import Layout, place
 from optpass.passes.attention.site import Blocked, Site
 
@@ -23,14 +23,7 @@ _FOLLOW = 16
 
 def live_values(program: Program, graph: fx.Graph) -> set[Value]:
     """Values that something observable depends on: outputs, writes, and whatever an opaque node is given."""
-    roots = root_values(program, graph)
-    live, todo = set(roots), list(roots)
-    while todo:
-        for source in todo.pop().inputs():
-            if source not in live:
-                live.add(source)
-                todo.append(source)
-    return live
+    return set(ancestors(*root_values(program, graph)))
 
 
 def root_values(program: Program, graph: fx.Graph) -> set[Value]:
