@@ -92,19 +92,8 @@ def _compile(
 
     session = Session(gm, resolved, passes, spec, uuid)
     SESSIONS.add(session)
-    collected = store.current()
-    collected.set_options(resolved.to_json())
-    if problem is not None:
-        inner.warn_once(problem)
-        collected.warn(f"Inductor cannot build here ({problem}); aot_eager served instead")
-    if serving == inner.INDUCTOR and (text := inner.matcher_warning()) is not None:
-        ignored.append(text)
-    if without_effect:
-        ignored.append(without_effect)
-    for text in ignored:
-        inner.log_once(text)
-        collected.warn(text)
     session.record.inner = inner.name_of(serving)
+    _tell(resolved, serving, problem, [*ignored, *([without_effect] if without_effect else [])])
     contents = Contents(gm, example_inputs if look else (), keep=memory is not None)
     if memory is not None:
         session.hooks.partition, session.hooks.lowered = memory, memory.lowered
@@ -130,11 +119,24 @@ def _compile(
         name = f"graph_{session.record.id}_without_contents"
         without = functools.partial(_compile_again, contents.original(), name, resolved, mode)
         compiled = Guarded(compiled, contents.guarded(guards), without, session.record.id)
-    with collected.lock:
+    with store.current().lock:
         session.record.t_compile_s += time.perf_counter() - start
     log.info("graph %s compiled by %s in %.2f s", session.record.id, session.record.inner, session.record.t_compile_s)
     exit_report.trace(session.record)
     return Timed(compiled, session.record)
+
+
+def _tell(resolved: Options, serving: str | Callable[..., Any], problem: str | None, ignored: Sequence[str]) -> None:
+    """Enter the user's settings in the report, and what of them has no effect or cannot be had here."""
+    collected = store.current()
+    collected.set_options(resolved.to_json())
+    if problem is not None:
+        inner.warn_once(problem)
+        collected.warn(f"Inductor cannot build here ({problem}); aot_eager served instead")
+    matcher = inner.matcher_warning() if serving == inner.INDUCTOR else None
+    for text in (*ignored, *([matcher] if matcher is not None else [])):
+        inner.log_once(text)
+        collected.warn(text)
 
 
 def _compile_again(

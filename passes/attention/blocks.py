@@ -21,6 +21,7 @@ from torch import Tensor
 from optpass.passes.attention.draws import Seeded
 from optpass.passes.attention.products import Gathered, Sum
 from optpass.passes.attention.regions import Region, room_of, shaped
+from optpass.passes.attention.team import share
 from optpass.passes.processor import multiplied_in
 
 _LIBRARY: Any = torch.library.Library("optpass", "FRAGMENT")  # type: ignore[no-untyped-call, unused-ignore]
@@ -55,13 +56,17 @@ def _forward(
     query, key, value = (t.to(multiplied_in(dtype)) for t in (query, key, value))
     region = Region(query, key, value, attn_mask, is_causal, scale, softcap, draw)
     out = query.new_empty((query.shape[0] * query.shape[1], query.shape[2], value.shape[3]))
-    room = region.room("scores", *(("kept",) if draw else ()))
-    for heads in region.head_chunks():
+    rooms = region.rooms("scores", *(("kept",) if draw else ()))
+
+    def attend(worker: int, heads: slice) -> None:
+        room = rooms[worker]
         for block in region.blocks(heads):
             made, seen = region.weights(block, room), region.value[heads, : block.keys]
             if draw is not None:
                 made.mul_(draw.kept(block.place, room_of(room, "kept", made)))
             _into(out[heads, block.queries], region.products.matmul, made, seen, region.kept_scale)
+
+    share(attend, [*region.head_chunks()], region.workers)
     return out.view(*query.shape[:3], value.shape[3]).to(dtype)
 
 
@@ -76,12 +81,15 @@ def _backward(
     grads = [
         torch.empty_like(t, memory_format=torch.contiguous_format) for t in (region.query, region.key, region.value)
     ]
-    room = region.room(
+    rooms = region.rooms(
         "scores", "passed", *(("bounded",) if softcap else ()), *(("kept", "left") if region.draw else ())
     )
-    gathered = region.gathered()
-    for heads in region.head_chunks():
-        _head_gradients(region, grad, grads, heads, room, gathered)
+    rooms = [room | sums for room, sums in zip(rooms, region.sums(), strict=True)]
+
+    def pass_back(worker: int, heads: slice) -> None:
+        _head_gradients(region, grad, grads, heads, rooms[worker])
+
+    share(pass_back, [*region.head_chunks()], region.workers)
     found = [grads[0].view(query.shape)]
     for made, like in zip(grads[1:], (key, value), strict=True):
         split = made.view(*like.shape[:2], region.groups, *like.shape[2:])
@@ -91,13 +99,13 @@ def _backward(
 
 
 def _head_gradients(
-    region: Region, grad: Tensor, grads: list[Tensor], heads: slice, room: Mapping[str, Tensor], gathered: list[Tensor]
+    region: Region, grad: Tensor, grads: list[Tensor], heads: slice, room: Mapping[str, Tensor]
 ) -> None:
     """Gradients of some heads. What is in cache is used at once: the weights before the gradient passed to them."""
     query, key, value, products = region.query, region.key, region.value, region.products
     blocks = [*region.blocks(heads)][::-1]  # the first sees all keys that any sees
-    sums = [(grads[1][heads], query[heads], region.factor), (grads[2][heads], grad[heads], region.kept_scale)]
-    of_key, of_value = (_summed(region, *parts, gathered[at : at + 1], len(blocks)) for at, parts in enumerate(sums))
+    of_key = _summed(region, grads[1][heads], query[heads], region.factor, room, "key")
+    of_value = _summed(region, grads[2][heads], grad[heads], region.kept_scale, room, "value")
     for block in blocks:
         own, seen = (heads, block.queries), (heads, slice(block.keys))
         weights = left = region.weights(block, room)
@@ -121,12 +129,12 @@ def _head_gradients(
 
 
 def _summed(
-    region: Region, into: Tensor, right: Tensor, scale: float, gathered: list[Tensor], blocks: int
+    region: Region, into: Tensor, right: Tensor, scale: float, room: Mapping[str, Tensor], of: str
 ) -> Sum | Gathered:
-    if not gathered:
-        return Sum(region.products, into, right, scale, blocks == 1)
-    step = region.block_rows if region.causal else None
-    return Gathered(region.products, into, right, scale, gathered[0], step)
+    if (gathered := room.get(f"gathered {of}")) is not None:
+        return Gathered(region.products, into, right, scale, gathered, region.block_rows if region.causal else None)
+    summed = (room[f"sum {of}"], room["made"]) if "made" in room else None
+    return Sum(region.products, into, right, scale, summed)
 
 
 def _into(out: Tensor, matmul: Callable[..., Tensor], left: Tensor, right: Tensor, scale: float = 1.0) -> None:

@@ -48,8 +48,14 @@ class Products(Protocol):
     def matmul(self, left: Tensor, right: Tensor, out: Tensor | None = None, scale: float = 1.0) -> Tensor:
         """scale · left right: [heads, m, k], [heads, k, n] -> [heads, m, n], in the memory of `out` if it `writes`."""
 
-    def transposed(self, left: Tensor, right: Tensor, out: Tensor | None = None, scale: float = 1.0) -> Tensor:
-        """scale · leftᵀ right: [heads, k, m], [heads, k, n] -> [heads, m, n], where `left` is the larger."""
+    def transposed(
+        self, left: Tensor, right: Tensor, out: Tensor | None = None, scale: float = 1.0, *, onto: bool = False
+    ) -> Tensor:
+        """scale · leftᵀ right: [heads, k, m], [heads, k, n] -> [heads, m, n], where `left` is the larger.
+
+        Args:
+            onto: added to what `out` holds, if it `writes`.
+        """
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,11 @@ class Library:
             return torch.bmm(left, right, out=out)
         return torch.baddbmm(out, left, right, beta=0, alpha=scale, out=out)
 
-    def transposed(self, left: Tensor, right: Tensor, out: Tensor | None = None, scale: float = 1.0) -> Tensor:
+    def transposed(
+        self, left: Tensor, right: Tensor, out: Tensor | None = None, scale: float = 1.0, *, onto: bool = False
+    ) -> Tensor:
+        if onto and out is not None:
+            return torch.baddbmm(out, left.transpose(1, 2), right, beta=1, alpha=scale, out=out)
         return self.matmul(left.transpose(1, 2), right, out, scale)
 
 
@@ -100,40 +110,49 @@ class OneDnn:
                 one.mul_(scale)
         return made[0][None] if len(made) == 1 else torch.stack(made)
 
-    def transposed(self, left: Tensor, right: Tensor, out: Tensor | None = None, scale: float = 1.0) -> Tensor:
+    def transposed(
+        self, left: Tensor, right: Tensor, out: Tensor | None = None, scale: float = 1.0, *, onto: bool = False
+    ) -> Tensor:
         if left.shape[1] < _SHORT:
             return self.matmul(left.transpose(1, 2), right, None, scale)
         return self.matmul(right.transpose(1, 2), left, None, scale).transpose(1, 2)
 
 
 class Sum:
-    """scale · Σ leftᵀ right over blocks of rows, in float32; that of a sole block is made where it belongs.
+    """scale · Σ leftᵀ right over blocks of rows, in float32 at least.
 
     Args:
         into: [heads, m, n], what the sum is for; 0 in rows that no block has.
         right: [heads, rows, n].
-        sole: there is one block.
+        room: memory for the sum and for what is added to it, heads · m · n numbers each; None where `into` is as exact,
+            or there is one block.
     """
 
-    def __init__(self, products: Products, into: Tensor, right: Tensor, scale: float, sole: bool) -> None:
-        self._products, self._into, self._right, self._scale, self._sole = products, into, right, scale, sole
-        self._total: Tensor | None = None
+    def __init__(
+        self, products: Products, into: Tensor, right: Tensor, scale: float, room: tuple[Tensor, Tensor] | None
+    ) -> None:
+        self._products, self._into, self._right, self._scale = products, into, right, scale
+        self._total, self._made, self._seen = into, None if room is None else room[1], 0
+        if room is not None:
+            self._total = room[0][: into.numel()].view(into.shape)
 
     def add(self, left: Tensor, rows: slice) -> None:
         """The block of these rows, [heads, rows, keys]; the first has the most keys."""
-        keys = left.shape[2]
-        into = self._into[:, :keys] if self._sole else None
-        made = self._products.transposed(left, self._right[:, rows], into, self._scale)
-        if self._total is None:
-            self._total = made if self._sole else made.to(torch.promote_types(made.dtype, torch.float32))
+        keys, right, more = left.shape[2], self._right[:, rows], self._seen > 0
+        total = self._total[:, :keys]
+        self._seen = max(self._seen, keys)
+        if self._made is None:
+            made = self._products.transposed(left, right, total, self._scale, onto=more)
         else:
-            self._total[:, :keys].add_(made)
+            into = self._made[: total.numel()].view(total.shape)
+            made = self._products.transposed(left, right, into, self._scale)
+        if made is not total:
+            (total.add_ if more else total.copy_)(made)
 
     def finish(self) -> None:
-        keys = 0 if self._total is None else self._total.shape[1]
-        if self._total is not None and self._total.data_ptr() != self._into.data_ptr():
-            self._into[:, :keys] = self._total
-        self._into[:, keys:].zero_()
+        if self._total is not self._into:
+            self._into[:, : self._seen] = self._total[:, : self._seen]
+        self._into[:, self._seen :].zero_()
 
 
 class Gathered:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, Final
 
 import torch
@@ -59,12 +60,22 @@ class Region:
         self.factor = 1.0 if folds else scale
         self.key, self.value = (self.products.laid_out(_repeated(t, self.groups)) for t in (key, value))
         self.mask, self.causal, self.scale, self.softcap, self.draw = mask, causal, scale, softcap, draw
+        total, threads = self.batch * self.heads, torch.get_num_threads()
+        #: Workers that share the heads; 1 leaves it to each operator to share its own work.
+        self.workers = _sharers(total, threads)
         # What is dropped depends on the blocks, and these must not on anything that may change before the backward.
-        per_block = self.products.scores * (1 if draw else torch.get_num_threads())
+        per_block = self.products.scores * (threads if self.workers == 1 and not draw else 1)
         rows = max(self.products.least_rows, per_block // max(1, self.keys))
         self.block_rows = min(self.rows, rows, _CAUSAL_ROWS) if causal else min(self.rows, rows)
-        self.block_heads = 1 if self.products.one_head else max(1, per_block // max(1, self.block_rows * self.keys))
+        heads = 1 if self.products.one_head else max(1, per_block // max(1, self.block_rows * self.keys))
+        chunks = -(-total // heads)
+        if draw and chunks < self.workers:
+            self.workers = 1
+        elif self.workers > 1 and not draw:  # as many for each
+            heads = -(-total // (-(-chunks // threads) * threads))
+        self.block_heads = heads
         self._above = _above(query, self.block_rows) if causal else None
+        self._hidden = query.new_full((), float("-inf"))
 
     @property
     def kept_scale(self) -> float:
@@ -84,22 +95,42 @@ class Region:
             last = min(self.rows, first + self.block_rows)
             yield Block(heads, slice(first, last), min(last, self.keys) if self.causal else self.keys)
 
-    def room(self, *names: str) -> dict[str, Tensor]:
-        """Memory of a block for each name, in one piece, which allocators keep rather than return to the system.
+    def rooms(self, *names: str) -> list[dict[str, Tensor]]:
+        """Memory of a block for each name, for each worker, in one piece, which allocators keep rather than return.
 
-        Results of products are left out where those come in memory of their own.
+        Results of products are held but not handed out where those come in memory of their own: workers' is not seen by
+        whoever counts what the caller allocates. What a float mask is added in comes by itself.
         """
-        kept = [name for name in names if self.products.writes or name not in _OF_PRODUCTS]
         size = min(self.block_heads, self.batch * self.heads) * self.block_rows * self.keys
-        pieces = self.query.new_empty(len(kept) * size).view(len(kept), size).unbind()
-        return dict(zip(kept, pieces, strict=True))
+        self._held = self.query.new_empty(self.workers * len(names) * size).view(self.workers, len(names), size)
+        handed = [self.products.writes or name not in _OF_PRODUCTS for name in names]
+        rooms = [dict(compress(zip(names, piece.unbind(), strict=True), handed)) for piece in self._held.unbind()]
+        if self.mask is not None and (wide := _wide(self.mask, self.query.dtype)) != self.query.dtype:
+            for room, piece in zip(
+                rooms, self.query.new_empty(self.workers, 2, size, dtype=wide).unbind(), strict=True
+            ):
+                room["added"], room["softmax"] = piece.unbind()
+        return rooms
 
-    def gathered(self) -> list[Tensor]:
-        """Memory for the weights of some heads and what passes through them, all rows at once; [] where that is too
-        much, or nothing is lost without: in float32, and in a single block."""
-        size = min(self.block_heads, self.batch * self.heads) * self.rows * self.keys
-        exact = self.query.dtype.itemsize > _ROUNDED or self.block_rows >= self.rows
-        return [] if exact or size > _GATHERED else [*self.query.new_empty(2, size).unbind()]
+    def sums(self) -> list[dict[str, Tensor]]:
+        """For each worker the memory in which gradients of keys and values are summed over blocks; none where they are
+        made where they belong, in float32 and from a single block.
+
+        'gathered key' and 'gathered value' hold the weights of some heads and what passes through them, all rows at
+        once; where that is too much, 'sum key' and 'sum value' hold sums and 'made' what is added.
+        """
+        if self.query.dtype.itemsize > _ROUNDED or self.block_rows >= self.rows:
+            return [{} for _ in range(self.workers)]
+        heads = min(self.block_heads, self.batch * self.heads)
+        if (size := heads * self.rows * self.keys) * self.workers <= _GATHERED:
+            pairs = self.query.new_empty(self.workers, 2, size)
+            return [
+                dict(zip(("gathered key", "gathered value"), pair.unbind(), strict=True)) for pair in pairs.unbind()
+            ]
+        size = heads * self.keys * max(self.depth, self.value.shape[-1])
+        wide = torch.promote_types(self.query.dtype, torch.float32)
+        totals, made = self.query.new_empty(self.workers, 2, size, dtype=wide), self.query.new_empty(self.workers, size)
+        return [{"sum key": t[0], "sum value": t[1], "made": m} for t, m in zip(totals, made, strict=True)]
 
     def weights(self, block: Block, room: Mapping[str, Tensor]) -> Tensor:
         """The softmax of a block, in the room for 'scores'.
@@ -117,14 +148,15 @@ class Region:
         if self._above is not None and block.queries.start < block.keys:
             _hide(scores[:, :, block.queries.start :], self._above)
         mask = self._masking(block)
-        if mask is None or mask.dtype == torch.bool:
-            if mask is not None:
-                scores.masked_fill_(mask.logical_not(), float("-inf"))
+        if mask is None:
             return torch.softmax(scores, -1, out=scores)
-        wide = scores.to(torch.promote_types(mask.dtype, torch.float32)).add_(mask)
-        if wide.dtype == scores.dtype:
-            return torch.softmax(wide, -1, out=wide)
-        return scores.copy_(torch.softmax(wide, -1))  # in place takes 1.15 times as long for 89 keys
+        if mask.dtype == torch.bool:
+            torch.where(mask, scores, self._hidden, out=scores)
+            return torch.softmax(scores, -1, out=scores)
+        if "added" not in room:
+            return torch.softmax(scores.add_(mask), -1, out=scores)
+        wide = room_of(room, "added", scores).copy_(scores).add_(mask)
+        return scores.copy_(torch.softmax(wide, -1, out=room_of(room, "softmax", scores)))  # in place takes 1.15 times
 
     def _masking(self, block: Block) -> Tensor | None:
         """The mask of a block, broadcast to its three dims."""
@@ -137,6 +169,19 @@ class Region:
         mask = mask[inside] if heads > 1 else mask
         mask = mask[:, block.queries] if rows > 1 else mask
         return mask[:, :, : block.keys] if keys > 1 else mask
+
+
+def _sharers(heads: int, threads: int) -> int:
+    return threads if heads >= threads else 1
+
+
+def _wide(mask: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """In which a mask is added to scores."""
+    return (
+        dtype
+        if mask.dtype == torch.bool
+        else torch.promote_types(mask.dtype, torch.promote_types(dtype, torch.float32))
+    )
 
 
 def _hide(scores: Tensor, above: Tensor) -> None:

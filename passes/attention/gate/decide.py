@@ -31,9 +31,10 @@ MATH = "math"
 CAUTION: Mapping[str, float] = {"measured": 1.0, "adapted": 1.1, "published": 1.1, "extrapolated": 1.25}
 #: Queries that a CPU kernel takes at a time: with the heads, what its threads share.
 _CHUNK = 64
-#: Part of a kernel's time that threads share, where it is not all: at the end of each operator of each block they wait
-#: for each other. Measured on two, lengths 256 to 2048: 0.2 to 0.9 in float32, where that is one head, else 0.8 to 1.
-_SHARED: Mapping[tuple[str, str], float] = {("blocks", "float32"): 0.5, ("blocks", "bfloat16"): 0.9}
+#: Part of the time in blocks that threads share: workers share the heads, and what is made for all heads is not; where
+#: heads are fewer than threads, all threads wait for each other at the end of each operator of each block. Measured on
+#: two, lengths 256 to 2048: 0.9 to 1, as torch's flash attention; 0.2 to 0.9 in float32 where operators share.
+_SHARED_HEADS, _SHARED_OPERATORS = 0.9, 0.5
 #: Fewer scores than this take longer to call than to compute, whatever the tables extrapolate to.
 _FEW: Mapping[str, int] = {"blocks": 1 << 19}
 #: Targets in words.
@@ -122,7 +123,9 @@ def fused(
         extra = {} if window or problem.mask in ("none", "causal") else _operand(problem)
         ns = _per_score(found.table, figures, problem, extra | _ops(problem), regions)
         ns *= published.visited(problem, kernel) if window else _causal(problem, found.table, figures)
-        shared = _SHARED.get((kernel, _dtype(problem)), 1.0)
+        heads = problem.batch * problem.heads
+        waits = _SHARED_HEADS if heads >= torch.get_num_threads() else _SHARED_OPERATORS
+        shared = waits if kernel == "blocks" else 1.0
         return Price(_total(problem, found.table, ns * measured.times, shared), measured.fit, found.source)
     estimated = None if problem.device == "cpu" else published.fused_seconds(problem, kernel, spec)
     if estimated is None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +21,7 @@ from optpass.passes.attention import gate, products, regions
 from optpass.passes.attention.blocks import OPERATOR, attention_in_blocks
 from optpass.passes.attention.gate import Verdict
 from optpass.passes.attention.problem import Problem
+from optpass.passes.attention.team import share
 
 KINDS = ("none", "causal", "bool", "float")
 
@@ -291,3 +295,59 @@ def test_it_is_timed_on_request() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "compile", lambda function, backend: function)
         assert all(figure > 0 for figure in measure(problem, "blocks"))
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("half", [False, True])
+def test_threads_that_share_the_heads_change_nothing(kind: str, half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in training nor under `inference_mode`, and torch's own number of threads stays what it was."""
+    dtype = torch.bfloat16 if half else torch.float64
+    used = replace(products.LIBRARY, scores=64)
+    monkeypatch.setattr(regions, "products", lambda query, keys: used)
+    operands, mask = drawn(random.Random(random.getrandbits(32)), kind, dtype)
+    made = []
+    for least in (1, 10**6):  # heads: shared by two workers, and by none
+        monkeypatch.setattr(
+            regions, "_sharers", lambda heads, threads, at=least: threads if heads >= at else 1
+        )
+        out = attention_in_blocks(*operands, mask, kind == "causal", 0.3)
+        with torch.inference_mode():
+            assert torch.equal(out, attention_in_blocks(*operands, mask, kind == "causal", 0.3))
+        made.append((out, *torch.autograd.grad(out, operands, torch.ones_like(out))))
+    for one, other in zip(*made, strict=True):
+        torch.testing.assert_close(one, other)
+    assert torch.get_num_threads() == 2
+
+
+def test_each_item_is_worked_on_once_and_errors_arrive() -> None:
+    seen: list[int] = []
+    share(lambda worker, item: seen.append(item), range(100), 3)
+    assert sorted(seen) == [*range(100)]
+    with pytest.raises(ZeroDivisionError):
+        share(lambda worker, item: seen.append(1 // item), range(3), 2)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_makes_threads_of_its_own() -> None:
+    program = """
+import os, torch
+from optpass.passes.attention.team import share
+torch.set_num_threads(2)
+done = []
+share(lambda worker, item: done.append(item), range(4), 2)
+pid = os.fork()
+if pid == 0:
+    share(lambda worker, item: done.append(item), range(4), 2)
+    os._exit(0 if len(done) == 8 else 1)
+assert os.waitpid(pid, 0)[1] == 0
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
