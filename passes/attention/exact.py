@@ -142,9 +142,8 @@ class ExactRows:
         if self.plan.frame.groups:
             groups = [a.size for a in self.plan.frame.groups]
             longest = call(torch.repeat_interleave, longest, self.writer.product(groups), 1)
-        scale = self.plan.scale if isinstance(self.plan.scale, torch.SymFloat) else abs(self.plan.scale)
-        largest = call(torch.mul, call(torch.mul, norms[0], longest), self.writer.number(scale))
-        largest = call(torch.mul, largest, _ROUNDING)
+        largest = call(torch.mul, call(torch.mul, norms[0], longest), self.writer.number(self.plan.scale))
+        largest = call(torch.mul, call(torch.abs, largest), _ROUNDING)
         safe = call(torch.gt, call(torch.sub, apart, largest), -underflow)
         return call(torch.logical_not, safe)  # NaN is not safe
 

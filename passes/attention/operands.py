@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -17,6 +18,8 @@ from optpass.passes.attention.site import Number, Operand
 PRODUCTS = frozenset({"bmm", "mm", "baddbmm", "addmm"})
 Constant = Callable[[Value], bool | int | float | None]
 Now = Callable[[Value], tuple[bool | int | float | None, tuple[Value, ...]]]
+#: Functions of symbolic numbers that are positive where their arguments are.
+_KEEP_SIGNS = frozenset({"ToFloat", "FloatTrueDiv", "IntTrueDiv", "OpaqueUnaryFn_sqrt", "OpaqueUnaryFn_exp"})
 FLOATS = {torch.float16: 0, torch.bfloat16: 0, torch.float32: 1, torch.float64: 2}
 
 
@@ -60,9 +63,9 @@ def scaled(value: Value, constant: Constant) -> tuple[Number | None, Value | Non
         if not isinstance(x, Value) or (value.name == "div" and x is not value.args[0]):
             continue
         number = constant(other) if isinstance(other, Value) else other
-        if isinstance(number, (torch.SymInt, torch.SymFloat)):  # made of sizes: positive
-            positive: Number = number
-            return (1.0 / positive if value.name == "div" else 1.0 * positive), x
+        if isinstance(number, (torch.SymInt, torch.SymFloat)):  # of any sign, unless it is made of sizes: `positive`
+            symbolic: Number = number
+            return (1.0 / symbolic if value.name == "div" else 1.0 * symbolic), x
         if not isinstance(number, (int, float)):
             continue
         c = float(number)
@@ -71,6 +74,20 @@ def scaled(value: Value, constant: Constant) -> tuple[Number | None, Value | Non
         if math.isfinite(c) and c != 0.0:
             return c, x
     return None, None
+
+
+def positive(number: torch.SymFloat) -> bool:
+    """Whether a symbolic number is proved to be greater than 0; that is one made of sizes, not one that a user sets."""
+    return _positive(number.node.expr)
+
+
+def _positive(expr: Any) -> bool:
+    if expr.is_Symbol or expr.is_Number:
+        return bool(expr.is_positive)
+    if expr.is_Pow or type(expr).__name__ in ("FloatPow", "PowByNatural"):
+        return _positive(expr.args[0])
+    keeps = expr.is_Add or expr.is_Mul or type(expr).__name__ in _KEEP_SIGNS
+    return keeps and all(map(_positive, expr.args))
 
 
 def shifts_rows(candidate: Value, scores: Value, dims: Dims, keys: tuple[Axis, ...]) -> bool:

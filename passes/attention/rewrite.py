@@ -19,6 +19,7 @@ from optpass.passes.attention.axes import Axis, Dims, resolve
 from optpass.passes.attention.emit import Writer, tensor_of
 from optpass.passes.attention.exact import Events
 from optpass.passes.attention.mask_operand import MaskOperand, times
+from optpass.passes.attention.operands import positive
 from optpass.passes.attention.plan import Plan
 from optpass.passes.attention.preference import preferring
 from optpass.passes.attention.rows import EmptyRows, Rows
@@ -32,6 +33,7 @@ class Rewrite:
 
     def __init__(self, writer: Writer, plan: Plan, *, summed: bool = False) -> None:
         self.writer, self.plan, self.summed = writer, plan, summed
+        self.scale = plan.scale
         frame = plan.frame
         self.query_dims: Layout = (frame.batch, frame.heads, frame.rows, frame.depth)
         self.key_dims: Layout = (frame.batch, frame.kv_heads, frame.keys, frame.depth)
@@ -46,9 +48,7 @@ class Rewrite:
         """
         plan = self.plan
         query, key, value, mask, rows = self._prepared()
-        scale = plan.scale
-        if isinstance(scale, torch.SymFloat) and scale.node.expr.could_extract_minus_sign():
-            raise Blocked("the scale is negative and made of sizes", plan.site.output)
+        scale = self.scale
         if not isinstance(scale, torch.SymFloat) and scale < 0:  # kernels scale their own minus infinities too
             query, scale = self.writer.call(torch.neg, query), -scale
         arguments: dict[str, Any] = {"scale": self.writer.number(scale)}
@@ -78,7 +78,7 @@ class Rewrite:
         """Our own operator for CPUs, as `sdpa`; the scale is a number."""
         query, key, value, mask, rows = self._prepared()
         causal = self.plan.mask.kind == "causal"
-        scale, outer = flex.softcap(self.plan.scale, self.plan.site.scores.softcaps)
+        scale, outer = flex.softcap(self.scale, self.plan.site.scores.softcaps)
         arguments: list[Any] = [query, key, value, mask, causal, float(scale), 0.0 if outer is None else float(outer)]
         if self.plan.site.dropout:
             device = self.plan.site.output.tensor.device
@@ -95,7 +95,7 @@ class Rewrite:
             raise Blocked(
                 "Inductor's FlexAttention for CPUs fails on a view of an input of other dims", plan.site.output
             )
-        scale, outer = flex.softcap(plan.scale, plan.site.scores.softcaps)
+        scale, outer = flex.softcap(self.scale, plan.site.scores.softcaps)
         kind = None if mask is None else "bool" if tensor_of(mask).dtype == torch.bool else "float"
         broadcast: tuple[bool, ...] = ()
         if mask is not None:
@@ -118,6 +118,9 @@ class Rewrite:
         events = Events(masks.events(), masks.event)
         rows = EmptyRows(self.writer, plan, keep, events).write(query, key, value, masks.write())
         query, value, mask = rows.query, rows.value, rows.mask
+        if isinstance(self.scale, torch.SymFloat) and not positive(self.scale):
+            # Kernels scale their own minus infinities too, and what is appended to scores is divided by the scale.
+            query, self.scale = self.writer.call(torch.mul, query, self.writer.number(self.scale)), 1.0
         sink = plan.site.sink
         if sink is not None:
             query, key = self._sink_columns(query, key, sink)
@@ -181,7 +184,7 @@ class Rewrite:
         """One more column: q's holds the sink's logit (before the scale), k's is 0 but for the key of `_sink_key`."""
         call, frame = self.writer.call, self.plan.frame
         node = self.writer.arrange(self.writer.value(sink.value), sink.dims, (frame.batch, frame.heads, frame.rows, ()))
-        logit = self.writer.to(call(torch.div, node, self.writer.number(self.plan.scale)), self.plan.dtype)
+        logit = self.writer.to(call(torch.div, node, self.writer.number(self.scale)), self.plan.dtype)
         return call(torch.cat, (query, logit), 3), call(F.pad, key, (0, 1))
 
     def _sink_key(

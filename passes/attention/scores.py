@@ -151,7 +151,9 @@ class Reader:
         not_floored(scores, value)
         if isinstance(number, torch.SymFloat):
             if scores.fills or scores.biases or scores.offset:
-                raise Blocked("masked or biased scores are scaled by a number made of sizes", value)
+                raise Blocked("masked or biased scores are scaled by a number that is not known when compiling", value)
+            if scores.softcaps:
+                raise Blocked("capped scores are scaled by a number that is not known when compiling", value)
             scores.steps.append(("times", number))
             scores.scale *= number
             return

@@ -16,7 +16,7 @@ import torch
 from optpass.passes.attention.axes import Axis, Dims
 from optpass.passes.attention.ir import Value
 
-Number = Any  #: a float, or a SymFloat made of sizes
+Number = Any  #: a float, or a SymFloat, made of sizes or not known to be of either sign
 
 
 class Blocked(Exception):  # not an error: a reason to leave a site alone

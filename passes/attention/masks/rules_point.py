@@ -103,7 +103,7 @@ def _kind(operand: Any) -> Any:
     """What type promotion asks of an operand: dtype and whether it has dims, or the type of a Python number."""
     if isinstance(operand, Value):
         return operand.dtype, operand.dim > 0
-    return int if isinstance(operand, torch.SymInt) else type(operand)
+    return int if isinstance(operand, torch.SymInt) else float if isinstance(operand, torch.SymFloat) else type(operand)
 
 
 @lru_cache(maxsize=256)
