@@ -31,9 +31,9 @@ from optpass.passes.attention.operands import (
 from optpass.passes.attention.picks import Pick, apply_picks, take_part
 from optpass.passes.attention.scores import Reader
 from optpass.passes.attention.sinks import appended
-from optpass.passes.attention.site import Blocked, Fill, Operand, Scores, Site
+from optpass.passes.attention.site import Blocked, Fill, JoinedError, NoSoftmaxError, Operand, Scores, Site, SumError
 from optpass.passes.attention.unseen import ONE_VECTOR, Unseen, by_elements, is_parameter, of_single_numbers
-from optpass.passes.attention.walk import JoinedError, NoSoftmaxError, SumError, Walk, Weights, stands_between
+from optpass.passes.attention.walk import Walk, Weights, stands_between
 
 #: Below it exponentials are 0 in any dtype.
 _NO_EXPONENTIAL = -1e3

@@ -71,9 +71,21 @@ class Masked:
     def _large(self) -> list[Term]:
         return [t for t in self.terms if not t.small(self._limit)]
 
+    @cached_property
+    def _may_be_nan(self) -> bool:
+        """Rows without a key may come out of the softmax as NaN."""
+        infinite = any(f.fill == -math.inf for f, _ in self.fills)
+        return infinite or self.several or not all(t.facts.finite and not t.bias.factors for t in self.terms)
+
+    def _passes_nan(self) -> bool:
+        """v would be passed NaN, in the backward, by rows of the result that are set to zero."""
+        return self.training and self.exact_rows and not self.never and self._may_be_nan
+
     def rows(self) -> tuple[str, float]:
         """`masking.MaskPlan.empty_rows` and `passes`; raises `Blocked` where neither a kernel nor `rows` can do it."""
         empty = self._told_apart()
+        if any(factor.zeroes for factor in self.site.weights) and self._passes_nan():
+            raise Blocked(f"rows without a single key may be NaN before they are set to zero{ALLOWED}")
         floor = self.training and empty == "added" and self.site.scores.floor
         passes = self._at_the_floor() if floor else 1.0
         if empty in ("uniform", "added", "exact"):
@@ -136,8 +148,7 @@ class Masked:
     def _nan_is_zero(self) -> bool:
         """Whether such rows are zeros because their weights are NaN before; False where they never are NaN."""
         site = self.site
-        infinite = any(f.fill == -math.inf for f, _ in self.fills)
-        if not infinite and not self.several and all(t.facts.finite and not t.bias.factors for t in self.terms):
+        if not self._may_be_nan:
             return False
         if site.sink is not None and not site.sink_behind:
             return False

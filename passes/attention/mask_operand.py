@@ -133,5 +133,9 @@ def times(writer: Writer, node: fx.Node, factors: Sequence[Factor], dims: Sequen
     """`node`, whose dims run over `dims`, times tensors that are arranged so."""
     for factor in factors:
         other = writer.arrange(writer.value(factor.operand.value), factor.operand.dims, dims, fill=False)
-        node = writer.call(torch.div if factor.inverse else torch.mul, node, other)
+        if factor.zeroes:
+            zero = writer.scalar(0.0, tensor_of(node).dtype)
+            node = writer.call(torch.where, other, *((zero, node) if factor.inverse else (node, zero)))
+        else:
+            node = writer.call(torch.div if factor.inverse else torch.mul, node, other)
     return node

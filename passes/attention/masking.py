@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 
 import torch
 
+from optpass.passes.attention import zeros
 from optpass.passes.attention.axes import Axis, atoms, flat
 from optpass.passes.attention.empty import ALLOWED, Masked, is_quotient, no_key
 from optpass.passes.attention.frame import Frame, size_of
-from optpass.passes.attention.ir import Value, same
+from optpass.passes.attention.ir import Value
 from optpass.passes.attention.masks import MaskFacts, Prover
 from optpass.passes.attention.problem import MaskKind
 from optpass.passes.attention.site import Bias, Blocked, Fill, Operand, Site
@@ -70,7 +71,7 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
     terms = [t for t in terms if t.facts.kind != "all"]
     facts = [p for _, p in fills] + [t.facts for t in terms]
     for mask, hides in site.zeroed:
-        if not any(same(f.mask.value, mask) and f.keep_when is not hides for f in scores.fills):
+        if not any(zeros.alike(f.mask.value, not f.keep_when, mask, hides) for f in scores.fills):
             raise Blocked("weights are set to zero where their scores were not masked", site.output)
     if any(v == math.inf for t in terms for v in t.extremes):
         raise Blocked("plus infinity is added to scores", site.output)

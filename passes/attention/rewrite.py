@@ -175,7 +175,7 @@ class Rewrite:
             result = self.writer.to(result, torch.promote_types(site.output.dtype, torch.float32))
         if isinstance(site.weight, torch.SymFloat) or site.weight != 1.0:
             result = call(torch.mul, result, self.writer.number(site.weight))
-        result = times(self.writer, result, site.weights, self.out_dims)
+        result = times(self.writer, result, site.weights[::-1], self.out_dims)  # in the order of the program
         return result if self.summed else self.writer.to(result, site.output.dtype)
 
     # ---- a sink -----------------------------------------------------------------------------------------------

@@ -27,6 +27,26 @@ class Blocked(Exception):  # not an error: a reason to leave a site alone
         self.reason, self.value, self.cost = reason, value, cost or {}
 
 
+class SumError(Exception):
+    """The weights are a sum of softmaxes."""
+
+    def __init__(self, value: Value) -> None:
+        super().__init__()
+        self.value = value
+
+
+class JoinedError(Exception):
+    """The weights are softmaxes side by side, each over keys of its own."""
+
+    def __init__(self, value: Value) -> None:
+        super().__init__()
+        self.value = value
+
+
+class NoSoftmaxError(Exception):
+    """The operand has no softmax behind it."""
+
+
 @dataclass(frozen=True)
 class Operand:
     """A tensor and the axes of its dims."""
@@ -37,10 +57,14 @@ class Operand:
 
 @dataclass(frozen=True)
 class Factor:
-    """A tensor that multiplies (or divides) scores or weights, broadcast along the axes that it lacks."""
+    """A tensor that multiplies (or divides) scores or weights, broadcast along the axes that it lacks.
+
+    `zeroes`: a mask of weights, which are set to zero where it is False; where it is True if `inverse`.
+    """
 
     operand: Operand
     inverse: bool = False
+    zeroes: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from optpass.passes.attention import softmaxes, unseen
+from optpass.passes.attention import softmaxes, unseen, zeros
 from optpass.passes.attention.axes import (
     Axis,
     Dims,
@@ -27,30 +27,10 @@ from optpass.passes.attention.ir import Program, Value, arg
 from optpass.passes.attention.operands import FLOATS, PRODUCTS, Constant, Now, product_operands, scaled
 from optpass.passes.attention.picks import Pick, picked
 from optpass.passes.attention.pieces import Summed
-from optpass.passes.attention.site import Blocked, Factor, Number, Operand
+from optpass.passes.attention.site import Blocked, Factor, JoinedError, NoSoftmaxError, Number, Operand, SumError
 
 #: How far up from a product a softmax is looked for when its weights cannot be followed: only to say why not.
 _LOOK = 8
-
-
-class SumError(Exception):
-    """The weights are a sum of softmaxes."""
-
-    def __init__(self, value: Value) -> None:
-        super().__init__()
-        self.value = value
-
-
-class JoinedError(Exception):
-    """The weights are softmaxes side by side, each over keys of its own."""
-
-    def __init__(self, value: Value) -> None:
-        super().__init__()
-        self.value = value
-
-
-class NoSoftmaxError(Exception):
-    """The operand has no softmax behind it."""
 
 
 @dataclass
@@ -159,10 +139,9 @@ class Weights:
         if value.name == "native_dropout" and value.index == 0 and walk.dropout_value is None and not walk.shared:
             walk.value, walk.dropout, walk.dropout_value = source, float(value.args[1]), value
             return True
-        if value.name == "masked_fill" and self._number(value.args[2]) == 0:
-            walk.value = source
-            walk.zeroed.append((value.args[1], True))
-            return True
+        found = zeros.read(value, self._number)
+        if found is not None:
+            return self._set_to_zero(found)
         if value.name == "neg":
             walk.value, walk.weight = source, walk.weight * -1.0
             return True
@@ -200,6 +179,19 @@ class Weights:
             return False
         self.walk.value, self.walk.dims = source, dims
         self.walk.picks.append(pick)
+        return True
+
+    def _set_to_zero(self, found: zeros.Zeros) -> bool:
+        """Of masked keys, where they are not numbers, or in whole rows: there it is the result that is set to zero."""
+        walk, dims = self.walk, broadcast(self.walk.dims, found.mask.shape)
+        walk.value = found.source
+        if of_nan := found.of_nan():
+            walk.numbers = True
+            walk.passed.extend(of_nan)
+        elif set(flat(dims)) & set(self.keys):
+            walk.zeroed.append((found.mask, found.hides))
+        else:
+            walk.weights.append(Factor(Operand(found.mask, dims), inverse=found.hides, zeroes=True))
         return True
 
     def _number(self, item: Any) -> Any:

@@ -226,3 +226,31 @@ class MultipliedByAMask(_Triangle):
 def multiplied_by_a_padding_mask(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
     w, m = q @ k.mT * 0.25, keep[:, None, None].to(q.dtype)
     return (m * w - (1.0 - m) * 1e9).softmax(-1) @ v
+
+
+def _rows(s: Sizes) -> list[Any]:
+    """Each query sees keys of its own, the first query none."""
+    seen = torch.rand(s.batch, 1, s.length, s.length) < 0.6
+    seen[:, :, 0] = False
+    return [*heads_first(s), seen]
+
+
+@form(_rows, mask="operand", train="either")
+def nan_replaced_by_zero(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """`where(isnan(p), 0, p)`: `nan_to_num` spelled out."""
+    p = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~mask, -torch.inf).softmax(-1)
+    return torch.where(torch.isnan(p), torch.zeros_like(p), p) @ v
+
+
+@form(_rows, mask="operand")
+def zeros_where_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """`where(mask, p, 0)` beside `masked_fill(~mask, ...)`: one mask, once negated."""
+    p = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~mask, -1e9).softmax(-1)
+    return torch.where(mask, p, 0.0) @ v
+
+
+@form(_rows, mask="operand")
+def rows_set_to_zero(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Flamingo: text before the first image sees nothing, and gets zeros."""
+    p = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~mask, torch.finfo(q.dtype).min).softmax(-1)
+    return p.masked_fill(~mask.any(-1, keepdim=True), 0.0) @ v

@@ -1,0 +1,47 @@
+"""Weights that are set to zero behind the softmax: where they are NaN, where a mask says so, in whole rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from attention_near_misses.program import Inputs, Suite
+
+suite = Suite("zeros")
+FILLS = {"-inf": -math.inf, "-1e9": -1e9, "-1e4": -1e4}
+
+
+def masked(r: Inputs) -> list[Any]:
+    """q, k, v, what each query sees, the last one nothing, and rows to be kept."""
+    return [*r.qkv(), r.bools(2, 1, 6, 6, full="one"), r.bools(2, 1, 6, 1)]
+
+
+def _weights(q, k, mask, fill):
+    return (q @ k.mT * 0.35).masked_fill(~mask, fill).softmax(-1)
+
+
+def _after(name: str, why: str, zeroed: Callable[..., torch.Tensor], expect: str = "equal") -> None:
+    """A program for each fill; `zeroed` gets the weights, the mask and the rows."""
+    for word, fill in FILLS.items():
+
+        def program(q, k, v, mask, rows, fill=fill):
+            return zeroed(_weights(q, k, mask, fill), mask, rows) @ v
+
+        getattr(suite, expect)(masked, name=f"{name}, {word}", why=why)(program)
+
+
+_after("isnan", "NaN set to zero", lambda p, m, r: torch.where(torch.isnan(p), 0.0, p))
+_after("isnan, filled", "The same, in place of `where`", lambda p, m, r: p.masked_fill(p.isnan(), 0.0))
+_after("not isnan", "The same, the other way round", lambda p, m, r: torch.where(~torch.isnan(p), p, 0.0))
+_after("equal to itself", "What is NaN is not equal to itself", lambda p, m, r: torch.where(p == p, p, 0.0))
+_after("isnan becomes one", "Rows of ones", lambda p, m, r: torch.where(torch.isnan(p), 1.0, p), "decline")
+_after("numbers set to zero", "NaN is kept, numbers are not", lambda p, m, r: p.where(p.isnan(), 0.0), "decline")
+_after("mask", "The mask of the scores, negated", lambda p, m, r: torch.where(m, p, 0.0))
+_after("mask inverted", "Masked keys are kept, seen ones set to zero", lambda p, m, r: p.masked_fill(m, 0.0), "decline")
+_after("rows", "Rows of a mask of their own", lambda p, m, r: torch.where(r, p, 0.0))
+_after("rows filled", "The same, filled", lambda p, m, r: p.masked_fill(~r, 0.0))
+_after("rows without a key", "Rows that see nothing", lambda p, m, r: p.masked_fill(~m.any(-1, keepdim=True), 0.0))
+_after("rows with a key", "Rows that see anything", lambda p, m, r: p.masked_fill(m.any(-1, keepdim=True), 0.0))
+_after("rows of ones", "Rows set to one are no zeros", lambda p, m, r: torch.where(r, p, 1.0), "decline")
