@@ -15,30 +15,9 @@ import torch
 
 from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.compat.memory_backward import Held
+from optpass.backend.memory.eager_inside import PARTS, SAME_GRADIENT, VIEWS, is_tensor, named, temporaries_of
 from optpass.backend.memory.eager_timeline import AS_SEEN, Extent, Resize, Step, Timeline
 
-#: Names of nodes whose result is another view of what they were given, and whose gradient is one too.
-VIEWS = ("View", "Transpose", "Permute", "Unsqueeze", "Squeeze", "Alias", "TBackward", "Detach", "Movedim", "Unflatten")
-#: Views whose gradient is as large as what the view is of, and new.
-PARTS = ("Slice", "Select", "Split", "Unbind", "Narrow", "AsStrided", "Diagonal", "Expand", "Chunk", "Unfold")
-#: Nodes that pass the gradient on as it is.
-SAME_GRADIENT = ("AddBackward", "SumBackward")
-#: Tensors as large as the gradient that a node's backward allocates and releases inside itself
-#: (torch/csrc/autograd/FunctionsManual.cpp, derivatives.yaml); of one that is not known and saves tensors, `UNKNOWN`.
-TEMPORARIES = {
-    "PowBackward0": 2, "PowBackward1": 3, "SqrtBackward": 1, "RsqrtBackward": 2, "AbsBackward": 1, "VarBackward": 2,
-    "StdBackward": 1, "NormBackward": 1, "ClampBackward": 1, "ClampMin": 1, "ClampMax": 1, "MaxBackward": 1,
-    "MinBackward": 1, "TopkBackward": 1, "SortBackward": 1, "L1Loss": 1, "KlDiv": 1, "WhereBackward": 1,
-    "BinaryCrossEntropy": 0,
-    "MulBackward": 0, "ExpBackward": 0, "LogBackward": 0, "SigmoidBackward": 0,
-    "TanhBackward": 0, "ReluBackward": 0, "GeluBackward": 0, "SiluBackward": 0, "SoftplusBackward": 0,
-    "SoftmaxBackward": 0, "MseLoss": 0, "NllLoss": 0, "SmoothL1Loss": 0, "HuberLoss": 0, "MmBackward": 0,
-    "BmmBackward": 0, "AddmmBackward": 0, "MeanBackward": 0, "SumBackward": 0, "NativeDropout": 0, "LayerNorm": 0,
-    "Embedding": 0, "Copy": 0, "Clone": 0, "IndexBackward": 0, "GatherBackward": 0,
-}  # fmt: skip
-#: The same of a quotient whose divisor needs a gradient, and of one whose divisor does not.
-QUOTIENT, FRACTION = 3, 0
-UNKNOWN = 2
 #: Tensors as large as its input that an operator allocates and releases in the forward, beside its result.
 FORWARD_TEMPORARIES = {"MseLoss": 1, "SmoothL1Loss": 1, "HuberLoss": 1}
 #: Operators that copy what they are given where it is transposed, and views that transpose.
@@ -178,7 +157,7 @@ class _Walk:
         return Step(
             made=() if elsewhere else made, given=made, root=self.root[i], inputs=tuple(self._inputs(node)),
             goes=tuple(goes), held=tuple(held), inside=self._inside_forward(node),
-            passes=_named(node, (*VIEWS, *SAME_GRADIENT)), temporaries=temporaries_of(node) + (i in self.cast),
+            passes=named(node, (*VIEWS, *SAME_GRADIENT)), temporaries=temporaries_of(node) + (i in self.cast),
         )  # fmt: skip
 
     def _inputs(self, node: Any) -> list[int]:
@@ -188,7 +167,7 @@ class _Walk:
     def _root(self, i: int) -> int:
         """The node that made the storage of a result: another one where it is a view; -1 where no node here did."""
         node = self.nodes[i]
-        if not _named(node, (*VIEWS, *PARTS)):
+        if not named(node, (*VIEWS, *PARTS)):
             return i
         inputs = self._inputs(node)
         return self.root[inputs[0]] if inputs and inputs[0] < i else -1
@@ -201,7 +180,7 @@ class _Walk:
         counted: set[int] = set()
         self.at = {autograd.order(node): i for i, node in enumerate(self.nodes)}
         for i, node in enumerate(self.nodes):
-            names = [n for n in autograd.saved_names(node) if _is_tensor(node, n)]
+            names = [n for n in autograd.saved_names(node) if is_tensor(node, n)]
             own = [n for n in names if n.startswith(OWN)]
             others = [n for n in names if not n.startswith(OWN)]
             if own:
@@ -219,9 +198,9 @@ class _Walk:
             alike = [n for n in others if n in ALIKE]
             if alike and len([n for n in others if n in (*ALIKE, "_saved_self")]) > given:
                 like = self._input(node)
-                dtype = self.given(prod(like[0]), _named(node, ("NllLoss",)))
+                dtype = self.given(prod(like[0]), named(node, ("NllLoss",)))
                 extra[i] = [like] if dtype is None else []
-                if _named(node, ("MulBackward",)) and dtype is not None and not dtype.is_floating_point:
+                if named(node, ("MulBackward",)) and dtype is not None and not dtype.is_floating_point:
                     self.cast.add(i)  # is made a number of each element once more
         held.pop(-1, None)
         return held, extra
@@ -234,7 +213,7 @@ class _Walk:
             if k is not None:
                 held.setdefault(self.root[k], i)
             self.reads_outputs |= compiled or (k is not None and self._is_output(self.nodes[k]))
-        if _named(self.nodes[i], ("MulBackward",)) and not all(one.floating for one in known.outside):
+        if named(self.nodes[i], ("MulBackward",)) and not all(one.floating for one in known.outside):
             self.cast.add(i)  # is made a number of each element once more
         alone = {one.key: one.extent for one in known.outside if one.storage() is None and one.key not in counted}
         counted.update(alone)
@@ -249,7 +228,7 @@ class _Walk:
         it, one for each row."""
         found = [one for n, _ in node.next_functions if n is not None for one in autograd.output_extents(n)]
         shape, itemsize = max(found, key=lambda one: prod(one[0]) * one[1], default=NOTHING)
-        if _named(node, ("NllLoss",)) and shape:
+        if named(node, ("NllLoss",)) and shape:
             classes = min(1, len(shape) - 1)
             return (*shape[:classes], *shape[classes + 1 :]), INDEX_BYTES
         return shape, itemsize
@@ -257,34 +236,6 @@ class _Walk:
     def _inside_forward(self, node: Any) -> tuple[Extent, ...]:
         number = next((n for name, n in FORWARD_TEMPORARIES.items() if name in node.name()), 0)
         before = node.next_functions[0][0] if node.next_functions else None
-        if _named(node, CONTIGUOUS) and before is not None and _named(before, TRANSPOSED):
+        if named(node, CONTIGUOUS) and before is not None and named(before, TRANSPOSED):
             number += 1
         return (self._input(node),) * number if number else ()
-
-
-def temporaries_of(node: Any, known: Held | None = None) -> int:
-    """See `TEMPORARIES`.
-
-    Args:
-        known: what it holds, as far as that says more.
-    """
-    if _named(node, ("DivBackward",)):
-        return QUOTIENT if len(node.next_functions) > 1 and node.next_functions[1][0] is not None else FRACTION
-    cast = known is not None and _named(node, ("MulBackward",)) and not all(one.floating for one in known.outside)
-    number = next((number for name, number in TEMPORARIES.items() if name in node.name()), None)
-    if number is not None:
-        return number + cast
-    views = _named(node, (*VIEWS, *PARTS, *SAME_GRADIENT))
-    return UNKNOWN if not views and any(_is_tensor(node, n) for n in autograd.saved_names(node)) else 0
-
-
-def _named(node: Any, kinds: tuple[str, ...]) -> bool:
-    return any(kind in node.name() for kind in kinds)
-
-
-def _is_tensor(node: Any, name: str) -> bool:
-    try:
-        value = getattr(node, name)
-    except RuntimeError:
-        return True  # released
-    return isinstance(value, torch.Tensor)

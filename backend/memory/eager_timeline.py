@@ -170,7 +170,8 @@ class Timeline:
             for key, extent in step.goes:
                 waiting[key] = waiting.get(key, 0) + sizes.bytes(extent)
             new = 0 if step.passes else sum(waiting.values()) - before
-            inside = step.temporaries * max(mine, new) if new else 0
+            largest = max((sizes.bytes(extent) for _, extent in step.goes), default=0)
+            inside = step.temporaries * max(mine, min(largest, new)) if new else 0
             peak = max(peak, held + before + mine + new + inside)
             held -= sum(self._made(k, sizes) for k in released.get(i, ())) + _sum(step.held, sizes)
         return peak

@@ -107,8 +107,10 @@ class Watch:
                 if isinstance(gradient, torch.Tensor):
                     added += gradient.nbytes if slot in self._waiting else 0
                     self._waiting.add(slot)
-            new = self._take_in(_storages(made))
-            inside = number * max(mine, new) if new else 0
+            results = _storages(made)
+            largest = max((storage.nbytes() for storage in results if storage._cdata not in self._seen), default=0)
+            # One result is made after another, and what was allocated for it is released before the next.
+            inside = number * max(mine, largest) if self._take_in(results) else 0
             self._events.append((place, max(inside, added - mine)))
 
         return hook

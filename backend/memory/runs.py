@@ -19,7 +19,8 @@ import torch
 from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.compat.memory_backward import Held, held_by_nodes, untraced, watch_backwards
 from optpass.backend.memory.eager_held import held_upstream, pending
-from optpass.backend.memory.eager_part import EagerLoss, temporaries_of
+from optpass.backend.memory.eager_inside import temporaries_of
+from optpass.backend.memory.eager_part import EagerLoss
 from optpass.backend.memory.eager_timeline import Shapes
 from optpass.backend.memory.eager_watch import Watch
 from optpass.backend.memory.expected import alike, shapes_of
