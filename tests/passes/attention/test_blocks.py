@@ -316,9 +316,7 @@ def test_threads_that_share_the_heads_change_nothing(kind: str, half: bool, monk
     operands, mask = drawn(random.Random(random.getrandbits(32)), kind, dtype)
     made = []
     for least in (1, 10**6):  # heads: shared by two workers, and by none
-        monkeypatch.setattr(
-            regions, "_sharers", lambda heads, threads, at=least: threads if heads >= at else 1
-        )
+        monkeypatch.setattr(regions, "_sharers", lambda heads, threads, at=least: threads if heads >= at else 1)
         out = attention_in_blocks(*operands, mask, kind == "causal", 0.3)
         with torch.inference_mode():
             assert torch.equal(out, attention_in_blocks(*operands, mask, kind == "causal", 0.3))
