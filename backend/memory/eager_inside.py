@@ -60,7 +60,7 @@ def temporaries_of(node: Any, known: Held | None = None) -> int:
 
 def _is_weighted(node: Any) -> bool:
     """Whether a binary cross entropy weighs its positives; asked before its backward releases that."""
-    return named(node, ("CrossEntropyWithLogits",)) and isinstance(node._saved_pos_weight, torch.Tensor)
+    return named(node, ("CrossEntropyWithLogits",)) and is_tensor(node, "_saved_pos_weight")
 
 
 def _adds_up(node: Any) -> bool:
