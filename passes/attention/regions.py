@@ -16,6 +16,7 @@ from torch import Tensor
 
 from optpass.passes.attention.draws import Seeded
 from optpass.passes.attention.products import products
+from optpass.passes.attention.team import workers
 
 #: Queries of a causal block: fewer compute less in vain beside the diagonal, more make larger products.
 _CAUSAL_ROWS: Final = 256
@@ -47,7 +48,7 @@ class Region:
 
     def __init__(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float,
-        softcap: float, draw: Seeded | None,
+        softcap: float, draw: Seeded | None, *, backward: bool,
     ) -> None:  # fmt: skip
         self.batch, self.heads, self.rows, self.depth = query.shape
         self.keys = key.shape[2]
@@ -62,7 +63,8 @@ class Region:
         self.mask, self.causal, self.scale, self.softcap, self.draw = mask, causal, scale, softcap, draw
         total, threads = self.batch * self.heads, torch.get_num_threads()
         #: Workers that share the heads; 1 leaves it to each operator to share its own work.
-        self.workers = _sharers(total, threads)
+        computed = total * self.rows * self.keys // (2 if causal else 1)
+        self.workers = workers(total, computed, backward=backward)
         # What is dropped depends on the blocks, and these must not on anything that may change before the backward.
         per_block = self.products.scores * (threads if self.workers == 1 and not draw else 1)
         rows = max(self.products.least_rows, per_block // max(1, self.keys))
@@ -169,10 +171,6 @@ class Region:
         mask = mask[inside] if heads > 1 else mask
         mask = mask[:, block.queries] if rows > 1 else mask
         return mask[:, :, : block.keys] if keys > 1 else mask
-
-
-def _sharers(heads: int, threads: int) -> int:
-    return threads if heads >= threads else 1
 
 
 def _wide(mask: Tensor, dtype: torch.dtype) -> torch.dtype:

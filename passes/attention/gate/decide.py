@@ -18,6 +18,7 @@ from optpass.passes.attention.gate.heap import mapped
 from optpass.passes.attention.gate.lookup import Found, find
 from optpass.passes.attention.gate.table import Figures, Table, factor, per_score
 from optpass.passes.attention.problem import Problem
+from optpass.passes.attention.team import workers
 from optpass.passes.devices import DeviceSpec
 from optpass.units import format_seconds
 
@@ -31,10 +32,11 @@ MATH = "math"
 CAUTION: Mapping[str, float] = {"measured": 1.0, "adapted": 1.1, "published": 1.1, "extrapolated": 1.25}
 #: Queries that a CPU kernel takes at a time: with the heads, what its threads share.
 _CHUNK = 64
-#: Part of the time in blocks that threads share: workers share the heads, and what is made for all heads is not; where
-#: heads are fewer than threads, all threads wait for each other at the end of each operator of each block. Measured on
-#: two, lengths 256 to 2048: 0.9 to 1, as torch's flash attention; 0.2 to 0.9 in float32 where operators share.
-_SHARED_HEADS, _SHARED_OPERATORS = 0.9, 0.5
+#: Part of the time in blocks that threads share: nearly all where workers share the heads (`team`); where it is left to
+#: the operators, all threads wait for each other at the end of each. Measured on two threads, lengths 256 to 2048: 0.9
+#: to 1, torch's flash attention alike; 0.2 to 0.9 in float32 where operators share, for they are of one head there.
+_SHARED_HEADS = 0.9
+_SHARED_OPERATORS: Mapping[str, float] = {"float32": 0.5, "bfloat16": 0.9}
 #: Fewer scores than this take longer to call than to compute, whatever the tables extrapolate to.
 _FEW: Mapping[str, int] = {"blocks": 1 << 19}
 #: Targets in words.
@@ -123,9 +125,7 @@ def fused(
         extra = {} if window or problem.mask in ("none", "causal") else _operand(problem)
         ns = _per_score(found.table, figures, problem, extra | _ops(problem), regions)
         ns *= published.visited(problem, kernel) if window else _causal(problem, found.table, figures)
-        heads = problem.batch * problem.heads
-        waits = _SHARED_HEADS if heads >= torch.get_num_threads() else _SHARED_OPERATORS
-        shared = waits if kernel == "blocks" else 1.0
+        shared = _shared(problem) if kernel == "blocks" else 1.0
         return Price(_total(problem, found.table, ns * measured.times, shared), measured.fit, found.source)
     estimated = None if problem.device == "cpu" else published.fused_seconds(problem, kernel, spec)
     if estimated is None:
@@ -202,6 +202,13 @@ def _total(problem: Problem, table: Table, ns: float, shared: float = 1.0) -> fl
     tasks = max(1, problem.batch * problem.heads * math.ceil(problem.queries / _CHUNK))
     measured, now = (1.0 - shared + shared / min(n, tasks) for n in (table.threads, torch.get_num_threads()))
     return us * now / measured
+
+
+def _shared(problem: Problem) -> float:
+    """The part of the time in blocks that threads share."""
+    computed = _scores(problem) // (2 if problem.mask == "causal" else 1)
+    by_workers = workers(problem.batch * problem.heads, computed, backward=problem.training) > 1
+    return _SHARED_HEADS if by_workers else _SHARED_OPERATORS.get(_dtype(problem), 1.0)
 
 
 def _repeat_us(problem: Problem, table: Table) -> float:

@@ -17,7 +17,7 @@ from torch import Tensor
 import optpass
 from optpass.backend.measured_attention import measure
 from optpass.passes import processor
-from optpass.passes.attention import gate, products, regions
+from optpass.passes.attention import gate, products, regions, team
 from optpass.passes.attention.blocks import OPERATOR, attention_in_blocks
 from optpass.passes.attention.gate import Verdict
 from optpass.passes.attention.problem import Problem
@@ -315,8 +315,8 @@ def test_threads_that_share_the_heads_change_nothing(kind: str, half: bool, monk
     monkeypatch.setattr(regions, "products", lambda query, keys: used)
     operands, mask = drawn(random.Random(random.getrandbits(32)), kind, dtype)
     made = []
-    for least in (1, 10**6):  # heads: shared by two workers, and by none
-        monkeypatch.setattr(regions, "_sharers", lambda heads, threads, at=least: threads if heads >= at else 1)
+    for number in (2, 1):
+        monkeypatch.setattr(regions, "workers", lambda heads, scores, backward, n=number: min(n, heads))
         out = attention_in_blocks(*operands, mask, kind == "causal", 0.3)
         with torch.inference_mode():
             assert torch.equal(out, attention_in_blocks(*operands, mask, kind == "causal", 0.3))
@@ -324,6 +324,12 @@ def test_threads_that_share_the_heads_change_nothing(kind: str, half: bool, monk
     for one, other in zip(*made, strict=True):
         torch.testing.assert_close(one, other)
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_workers_are_for_long_calls_of_many_heads() -> None:
+    assert team.workers(2, 1 << 26, backward=False) == team.workers(2, 1 << 24, backward=True) == 2
+    assert team.workers(1, 1 << 30, backward=True) == team.workers(8, 1 << 20, backward=True) == 1
 
 
 def test_each_item_is_worked_on_once_and_errors_arrive() -> None:

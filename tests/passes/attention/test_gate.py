@@ -283,11 +283,13 @@ def test_threads_share_what_there_is_to_share() -> None:
     assert after == pytest.approx((before[0] / 2, before[1]))
 
 
-@pytest.mark.parametrize(("threads", "shared"), [(4, 0.9), (16, 0.9), (32, 0.5)])
-def test_blocks_share_their_heads(threads: int, shared: float) -> None:
-    """What pays on one thread need not on many: where heads are fewer, each operator is waited for."""
+@pytest.mark.parametrize(
+    ("length", "threads", "shared"), [(4096, 4, 0.9), (4096, 16, 0.9), (4096, 32, 0.5), (1024, 4, 0.5)]
+)
+def test_blocks_share_their_heads(length: int, threads: int, shared: float) -> None:
+    """What pays on one thread need not on many: where heads or scores are few, each operator is waited for."""
     figures = {"float32 forward": {"unfused": UNFUSED, "cpu_flash": FLASH, "blocks": FLASH}}
-    known, asked = Found(table(figures=figures), "measured"), problem(1024, 16)
+    known, asked = Found(table(figures=figures), "measured"), problem(length, 16)
     before = fused(asked, "blocks", CPU, table=known)
     torch.set_num_threads(threads)
     after, other = (fused(asked, kernel, CPU, table=known) for kernel in ("blocks", "cpu_flash"))
