@@ -54,7 +54,7 @@ def _forward(
 ) -> Tensor:  # fmt: skip
     dtype, draw = query.dtype, _drawn(dropout_p, seed)
     query, key, value = (t.to(multiplied_in(dtype)) for t in (query, key, value))
-    region = Region(query, key, value, attn_mask, is_causal, scale, softcap, draw, backward=False)
+    region = Region(query, key, value, attn_mask, is_causal, scale, softcap, draw)
     out = query.new_empty((query.shape[0] * query.shape[1], query.shape[2], value.shape[3]))
     rooms = region.rooms("scores", *(("kept",) if draw else ()))
 
@@ -76,8 +76,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     dtype = query.dtype
     grad, query, key, value = (t.to(multiplied_in(dtype)) for t in (grad, query, key, value))
-    drawn = _drawn(dropout_p, seed)
-    region = Region(query, key, value, attn_mask, is_causal, scale, softcap, drawn, backward=True)
+    region = Region(query, key, value, attn_mask, is_causal, scale, softcap, _drawn(dropout_p, seed))
     grad = region.products.laid_out(grad.reshape(-1, *grad.shape[2:]))
     grads = [
         torch.empty_like(t, memory_format=torch.contiguous_format) for t in (region.query, region.key, region.value)

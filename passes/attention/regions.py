@@ -48,7 +48,7 @@ class Region:
 
     def __init__(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float,
-        softcap: float, draw: Seeded | None, *, backward: bool,
+        softcap: float, draw: Seeded | None,
     ) -> None:  # fmt: skip
         self.batch, self.heads, self.rows, self.depth = query.shape
         self.keys = key.shape[2]
@@ -64,7 +64,7 @@ class Region:
         total, threads = self.batch * self.heads, torch.get_num_threads()
         #: Workers that share the heads; 1 leaves it to each operator to share its own work.
         computed = total * self.rows * self.keys // (2 if causal else 1)
-        self.workers = workers(total, computed, backward=backward)
+        self.workers = workers(total, computed)
         # What is dropped depends on the blocks, and these must not on anything that may change before the backward.
         per_block = self.products.scores * (threads if self.workers == 1 and not draw else 1)
         rows = max(self.products.least_rows, per_block // max(1, self.keys))

@@ -20,17 +20,17 @@ import torch
 
 T = TypeVar("T")
 
-#: Scores from which workers are as fast as operators that share their own work on a machine with nothing else to do,
-#: forward and backward: a tenth of a second for two. At a quarter of them they take 1.3 times as long.
-_LONG = {False: 1 << 26, True: 1 << 24}
+#: Scores from which workers are as fast as operators that share their own work on a machine with nothing else to do: a
+#: tenth of a second for two. At a quarter of them they take 1.1 to 1.3 times as long.
+_LONG = 1 << 26
 _LOCK = threading.Lock()
 _TEAMS: dict[int, ThreadPoolExecutor] = {}
 
 
-def workers(heads: int, scores: int, *, backward: bool) -> int:
+def workers(heads: int, scores: int) -> int:
     """How many share the heads of an attention; 1 leaves it to each operator to share its own work."""
     threads = torch.get_num_threads()
-    return threads if heads >= threads and scores >= _LONG[backward] else 1
+    return threads if heads >= threads and scores >= _LONG else 1
 
 
 def share(work: Callable[[int, T], None], items: Sequence[T], threads: int) -> None:

@@ -207,7 +207,7 @@ def _total(problem: Problem, table: Table, ns: float, shared: float = 1.0) -> fl
 def _shared(problem: Problem) -> float:
     """The part of the time in blocks that threads share."""
     computed = _scores(problem) // (2 if problem.mask == "causal" else 1)
-    by_workers = workers(problem.batch * problem.heads, computed, backward=problem.training) > 1
+    by_workers = workers(problem.batch * problem.heads, computed) > 1
     return _SHARED_HEADS if by_workers else _SHARED_OPERATORS.get(_dtype(problem), 1.0)
 
 

@@ -316,7 +316,7 @@ def test_threads_that_share_the_heads_change_nothing(kind: str, half: bool, monk
     operands, mask = drawn(random.Random(random.getrandbits(32)), kind, dtype)
     made = []
     for number in (2, 1):
-        monkeypatch.setattr(regions, "workers", lambda heads, scores, backward, n=number: min(n, heads))
+        monkeypatch.setattr(regions, "workers", lambda heads, scores, n=number: min(n, heads))
         out = attention_in_blocks(*operands, mask, kind == "causal", 0.3)
         with torch.inference_mode():
             assert torch.equal(out, attention_in_blocks(*operands, mask, kind == "causal", 0.3))
@@ -328,8 +328,8 @@ def test_threads_that_share_the_heads_change_nothing(kind: str, half: bool, monk
 
 @pytest.mark.usefixtures("two_threads")
 def test_workers_are_for_long_calls_of_many_heads() -> None:
-    assert team.workers(2, 1 << 26, backward=False) == team.workers(2, 1 << 24, backward=True) == 2
-    assert team.workers(1, 1 << 30, backward=True) == team.workers(8, 1 << 20, backward=True) == 1
+    assert team.workers(2, 1 << 26) == 2
+    assert team.workers(1, 1 << 30) == team.workers(8, 1 << 20) == 1
 
 
 def test_each_item_is_worked_on_once_and_errors_arrive() -> None:
