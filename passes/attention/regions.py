@@ -62,8 +62,8 @@ class Region:
         self.key, self.value = (self.products.laid_out(_repeated(t, self.groups)) for t in (key, value))
         self.mask, self.causal, self.scale, self.softcap, self.draw = mask, causal, scale, softcap, draw
         total, threads = self.batch * self.heads, torch.get_num_threads()
-        #: Workers that share the heads; 1 leaves it to each operator to share its own work.
         computed = total * self.rows * self.keys // (2 if causal else 1)
+        #: Workers that share the heads; 1 leaves it to each operator to share its own work.
         self.workers = workers(total, computed)
         # What is dropped depends on the blocks, and these must not on anything that may change before the backward.
         per_block = self.products.scores * (threads if self.workers == 1 and not draw else 1)
@@ -175,11 +175,9 @@ class Region:
 
 def _wide(mask: Tensor, dtype: torch.dtype) -> torch.dtype:
     """In which a mask is added to scores."""
-    return (
-        dtype
-        if mask.dtype == torch.bool
-        else torch.promote_types(mask.dtype, torch.promote_types(dtype, torch.float32))
-    )
+    if mask.dtype == torch.bool:
+        return dtype
+    return torch.promote_types(mask.dtype, torch.promote_types(dtype, torch.float32))
 
 
 def _hide(scores: Tensor, above: Tensor) -> None:
