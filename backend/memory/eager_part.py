@@ -19,7 +19,7 @@ from optpass.backend.memory.eager_inside import PARTS, SAME_GRADIENT, VIEWS, is_
 from optpass.backend.memory.eager_timeline import AS_SEEN, Extent, Resize, Step, Timeline
 
 #: Tensors as large as its input that an operator allocates and releases in the forward, beside its result.
-FORWARD_TEMPORARIES = {"MseLoss": 1, "SmoothL1Loss": 1, "HuberLoss": 1}
+FORWARD_TEMPORARIES = {"MseLoss": 1, "SmoothL1Loss": 1, "HuberLoss": 1, "Logsumexp": 1}
 #: Operators that copy what they are given where it is transposed, and views that transpose.
 CONTIGUOUS, TRANSPOSED = ("SoftmaxBackward", "LayerNorm", "GroupNorm"), ("TBackward", "Transpose", "Permute", "Movedim")
 #: What is not known.
@@ -238,4 +238,14 @@ class _Walk:
         before = node.next_functions[0][0] if node.next_functions else None
         if named(node, CONTIGUOUS) and before is not None and named(before, TRANSPOSED):
             number += 1
+        number += self._is_divergence(node)
         return (self._input(node),) * number if number else ()
+
+    def _is_divergence(self, node: Any) -> bool:
+        """Whether a node is the difference that `F.kl_div` ends with: what it takes the product of target and input
+        from was made for it alone, has no gradient, and is saved by nothing."""
+        (first, _), (product, _) = (*node.next_functions, (None, 0), (None, 0))[:2]
+        if not named(node, ("SubBackward0",)) or first is not None or product is None:
+            return False
+        known = self.known.get(autograd.order(product)) if named(product, ("MulBackward0",)) else None
+        return known is not None and any(one.floating for one in known.outside)

@@ -14,7 +14,7 @@ Shapes = tuple[tuple[int, ...], ...]
 #: A size that is so far from one that changes is taken to change with it: a sequence without its last token.
 SHIFT = 1
 #: The forward is taken to need this part more: small results live to the end of the expression that they are part of.
-LONGER = 0.01
+LONGER = 0.005
 #: Of so many factors a size may be a product: batch, sequence, and one more.
 FACTORS = 3
 

@@ -1,7 +1,8 @@
 """The eager nodes of a backward, watched while they run: which storages are there before and after each.
 
-That says what gradients share their storage, are added up in place and wait, which no list of operators tells. What an
-operator allocates and releases inside itself is still a bound. Only weak references are held.
+That says what gradients share their storage, are added up in place and wait, which no list of operators tells. What
+operators of torch's make and release inside of a node is seen too; of other nodes it is a bound. Only weak references
+are held.
 """
 
 from __future__ import annotations
@@ -15,14 +16,19 @@ import torch
 
 from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.compat.memory_backward import Held, untraced
+from optpass.backend.compat.memory_inside import Inside
 from optpass.backend.memory.leaves import Stores
+
+#: In place of the storage of a gradient that waits: it is others' too, or part of one; it is a sum.
+SHARED, OWN = -1, -2
 
 
 @dataclass
 class _Seen:
-    """A storage: its bytes, the numbers of the events between which it was there, and whether it counts elsewhere."""
+    """A storage, or a sum whose storage is not seen: its bytes, the numbers of the events between which it was there,
+    and whether it counts elsewhere."""
 
-    storage: weakref.ref[Any]
+    storage: weakref.ref[Any] | None
     bytes: int
     elsewhere: bool
     first: int
@@ -41,23 +47,32 @@ class Watch:
         self._seen: dict[int, _Seen] = {}
         self._gone: list[_Seen] = []
         self._events: list[tuple[int, int]] = []  #: place of the node, and bytes inside it
-        self._waiting: set[tuple[int, int]] = set()
+        #: Storage of a gradient, by the place of the node that it is for, and which of its results it is of; of a leaf,
+        #: whose gradient is its own at once, the place is a negative number.
+        self._waiting: dict[tuple[int, int], int] = {}
+        self._in_place: set[tuple[int, int]] = set()  #: slots whose gradient autograd adds up in place
+        self._sums: dict[tuple[int, int], _Seen] = {}  #: what was added up in a slot, until its node is given it
         self._handles: list[Any] = []
 
     def follow(self, nodes: Iterable[Any], held: Mapping[int, Held], temporaries: Callable[[Any], int]) -> None:
         """Watch those of `nodes` of which it is known what they hold.
 
         Args:
-            temporaries: of a node: tensors as large as a gradient that its backward allocates and releases.
+            temporaries: of a node inside of which nothing can be seen: tensors as large as a gradient that its backward
+                allocates and releases.
         """
         for node in nodes:
             place = autograd.order(node)
             if place not in held or autograd.leaf_of(node) is not None:
                 continue
             self._take_in(storage for one in held[place].storages if (storage := one()) is not None)
-            slots = [(id(n), index) for n, index in node.next_functions]
-            self._handles.append(node.register_prehook(untraced(self._before(place))))
-            self._handles.append(node.register_hook(untraced(self._after(place, slots, temporaries(node)))))
+            leaves = [n is None or autograd.leaf_of(n) is not None for n, _ in node.next_functions]
+            following = zip(node.next_functions, leaves, strict=True)
+            slots = [(-id(n) if leaf else autograd.order(n), index) for (n, index), leaf in following]
+            inside = Inside() if Inside.can_watch(node) else None
+            number = temporaries(node)
+            self._handles.append(node.register_prehook(untraced(self._before(place, inside))))
+            self._handles.append(node.register_hook(untraced(self._after(place, slots, number, inside))))
 
     def end(self) -> None:
         """Watch no more."""
@@ -65,16 +80,20 @@ class Watch:
             handle.remove()
         self._handles.clear()
 
-    def peak(self, after: float, before: float) -> int | None:
+    def peak(self, after: float, before: float, outputs: Stores) -> int | None:
         """Most bytes that were there while nodes ran whose places are between `after` and `before`; None where none
-        was seen."""
+        was seen.
+
+        Args:
+            outputs: of the graph whose loss runs, which count elsewhere as long as it does: less once they have gone.
+        """
         self._sweep()
         changes = [0] * (len(self._events) + 1)
-        for one in (*self._gone, *self._seen.values()):
+        for one in (*self._gone, *self._seen.values(), *self._sums.values()):
             if not one.elsewhere:
-                changes[one.first] += one.bytes
-                if one.last is not None:
-                    changes[one.last] -= one.bytes
+                changes[min(one.first, len(self._events))] += one.bytes
+            if one.last is not None and (not one.elsewhere or outputs.had(one.storage)):
+                changes[one.last] -= one.bytes
         live, peak = 0, None
         for change, (place, inside) in zip(changes, self._events, strict=False):
             live += change
@@ -88,32 +107,74 @@ class Watch:
 
     # ---- while it runs ------------------------------------------------------------------------------------------
 
-    def _before(self, place: int) -> Callable[[Sequence[Any]], None]:
+    def _before(self, place: int, inside: Inside | None) -> Callable[[Sequence[Any]], None]:
         def hook(gradients: Sequence[Any]) -> None:
             self._sweep()
-            # What is new here is a sum, which was there beside what it is of.
-            self._events.append((place, self._take_in(_storages(gradients)) if self._events else 0))
+            # What is new here is a sum, which was there beside what it is of. Seen from here none is made in place.
+            slots = [(place, index) for index in range(len(gradients))]
+            apart = [g for slot, g in zip(slots, gradients, strict=True) if slot not in self._in_place]
+            for slot in slots:
+                self._waiting.pop(slot, None)
+                if slot in self._sums:
+                    done = self._sums.pop(slot)
+                    done.last = len(self._events)
+                    self._gone.append(done)
+            new = self._take_in(_storages(apart))
+            self._take_in(_storages(gradients))
+            self._events.append((place, new if self._events else 0))
+            if inside is not None:
+                inside.begin()
 
         return hook
 
     def _after(
-        self, place: int, slots: Sequence[tuple[int, int]], number: int
+        self, place: int, slots: Sequence[tuple[int, int]], number: int, watched: Inside | None
     ) -> Callable[[Sequence[Any], Sequence[Any]], None]:
         def hook(made: Sequence[Any], given: Sequence[Any]) -> None:
+            most = None if watched is None else watched.end()
             self._sweep()
             mine = sum(storage.nbytes() for storage in _storages(given))
-            added = 0  # what is added to a gradient that waits, out of place at worst
-            for slot, gradient in zip(slots, made, strict=False):
-                if isinstance(gradient, torch.Tensor):
-                    added += gradient.nbytes if slot in self._waiting else 0
-                    self._waiting.add(slot)
+            added = self._hand_on(slots, made)
             results = _storages(made)
             largest = max((storage.nbytes() for storage in results if storage._cdata not in self._seen), default=0)
+            new = self._take_in(results)
             # One result is made after another, and what was allocated for it is released before the next.
-            inside = number * max(mine, largest) if self._take_in(results) else 0
+            inside = number * max(mine, largest) if new else 0
+            if most is not None:
+                inside = max(0, most - new)
             self._events.append((place, max(inside, added - mine)))
 
         return hook
+
+    def _hand_on(self, slots: Sequence[tuple[int, int]], made: Sequence[Any]) -> int:
+        """Gradients go to their slots; bytes of sums with those that wait there which are not made in place.
+
+        Autograd adds to a gradient in place that nobody else holds, which it asks by the references: those that a hook
+        makes count, so that it does not while a step is watched.
+        """
+        added = 0
+        for slot, gradient in zip(slots, made, strict=False):
+            if not isinstance(gradient, torch.Tensor) or gradient.layout != torch.strided:
+                continue
+            storage = gradient.untyped_storage()
+            waits = self._waiting.get(slot)
+            if waits is None:
+                self._waiting[slot] = storage._cdata if gradient.nbytes == storage.nbytes() else SHARED
+                continue
+            if self._is_alone(slot, waits) and not torch.is_grad_enabled():
+                self._in_place.add(slot)
+            else:
+                added += gradient.nbytes
+                self._waiting[slot] = OWN  # the sum is the slot's alone
+            if slot not in self._sums and slot[0] >= 0:
+                self._sums[slot] = _Seen(None, gradient.nbytes, False, len(self._events) + 1)
+        return added
+
+    def _is_alone(self, slot: tuple[int, int], key: int) -> bool:
+        """Whether nobody but a slot holds the storage of the gradient that waits there."""
+        known = self._seen.get(key)
+        others = (key == one for other, one in self._waiting.items() if other != slot and one != OWN)
+        return key != SHARED and not any(others) and (known is None or not known.elsewhere)
 
     def _take_in(self, storages: Iterable[Any]) -> int:
         """Note what has not been seen; its bytes."""
@@ -128,7 +189,7 @@ class Watch:
         return new
 
     def _sweep(self) -> None:
-        for key in [key for key, one in self._seen.items() if one.storage() is None]:
+        for key in [key for key, one in self._seen.items() if one.storage is None or one.storage() is None]:
             gone = self._seen.pop(key)
             gone.last = len(self._events)
             self._gone.append(gone)

@@ -228,6 +228,10 @@ class Stores:
         reference = self._found.get(storage._cdata)
         return reference is not None and reference() is not None
 
+    def had(self, reference: weakref.ref[Any] | None) -> bool:
+        """Whether a weak reference without a callback is to one of them, which may have been released."""
+        return any(one is reference for one in self._found.values())
+
     def drop(self, other: Stores) -> None:
         """Leave out those of `other`."""
         for key, reference in other._found.items():

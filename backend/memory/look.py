@@ -72,7 +72,7 @@ def loss_behind(
     leaf.know(found.leaves)
     # What later graphs have made for this one waits while its own loss runs backward.
     waits = due(running.roots, node, found.between[1])
-    seen = watch.peak(*found.between)
+    seen = watch.peak(*found.between, run.outputs)
     if seen is None:
         return replace(found, kept_bytes=kept, backward_bytes=found.backward_bytes + waits), 0
     there = Stores([*held, *saved])
