@@ -1,6 +1,6 @@
 """What operators allocate inside the backward of an eager node, seen operator by operator while it runs.
 
-For `backend.memory`; what an operator's own kernel allocates and releases is not seen.
+For `backend.memory`; what an operator's own kernel allocates and releases is not seen, but may be told.
 """
 
 from __future__ import annotations
@@ -8,13 +8,16 @@ from __future__ import annotations
 import functools
 import re
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from optpass.backend.compat.memory_backward import untraced
+
+#: See `Inside`.
+Kernel = Callable[[Any, Any, Any, Any, int], int]
 
 #: What puts a mode on the stack of this thread, and takes the innermost from it. `with` would note for all threads that
 #: one is on, which nothing takes back where the node raises; the stack itself is autograd's to restore.
@@ -33,12 +36,17 @@ _OTHERWISE = re.compile(
 class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Storages that the operators of one node make, from `begin` to `end`, which its hooks call.
 
+    Args:
+        kernel: bytes that an operator's kernel allocates and releases, of its call, its result, and the bytes of all
+            storages that are there.
+
     Attributes:
         most: bytes of those that were there at one time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kernel: Kernel = lambda *_: 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self._kernel = kernel
         self.most = 0
         self._there: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._depth: int | None = None
@@ -70,17 +78,18 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        _note(self, result, (args, kwargs))
+        _note(self, func, args, kwargs or {}, result)
         return result
 
-    def take(self, result: Any, given: Any) -> None:
-        """An operator has made `result` of `given`."""
+    def take(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """An operator has run."""
         self._there = {key: one for key, one in self._there.items() if one[0]() is not None}
-        known = {storage._cdata for storage in _storages(given)}
+        known = {storage._cdata for storage in _storages((args, kwargs))}
         for storage in _storages(result):
             if storage._cdata not in known:
                 self._there[storage._cdata] = weakref.ref(storage), storage.nbytes()
-        self.most = max(self.most, sum(size for _, size in self._there.values()))
+        live = sum(size for _, size in self._there.values())
+        self.most = max(self.most, live + self._kernel(func, args, kwargs, result, live))
 
 
 @functools.cache

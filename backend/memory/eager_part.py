@@ -18,6 +18,8 @@ from optpass.backend.compat.memory_backward import Held
 from optpass.backend.memory.eager_inside import PARTS, SAME_GRADIENT, VIEWS, is_tensor, named, temporaries_of
 from optpass.backend.memory.eager_timeline import AS_SEEN, Extent, Resize, Step, Timeline
 
+#: Operators whose result, where it is one number, is in a storage as large as their input.
+REDUCED_IN_PLACE = ("MseLoss", "SmoothL1Loss", "HuberLoss")
 #: Tensors as large as its input that an operator allocates and releases in the forward, beside its result.
 FORWARD_TEMPORARIES = {"MseLoss": 1, "SmoothL1Loss": 1, "HuberLoss": 1, "Logsumexp": 1}
 #: Operators that copy what they are given where it is transposed, and views that transpose.
@@ -80,6 +82,7 @@ def _in_proportion(found: int, seen: int, resized: int) -> int:
 def loss_of(
     roots: Iterable[Any], ours: Callable[[Any], bool], given: Given = lambda *_: None,
     known: Mapping[int, Held] | None = None, kept: Iterable[Any] = (), run: Any = None,
+    inside: Mapping[int, int] | None = None,
 ) -> EagerLoss:  # fmt: skip
     """The eager operators between nodes that `ours` is true of and the `roots` of a backward that is running.
 
@@ -91,8 +94,9 @@ def loss_of(
         kept: nodes whose results somebody holds, who counts them elsewhere.
         run: of several compiled graphs, the node of which the loss is: what ran behind its forward and before that of
             the next one.
+        inside: bytes that operators allocate and release in the forward, by the order of their nodes.
     """
-    walk = _Walk(ours, given, known or {}, set(kept), run)
+    walk = _Walk(ours, given, known or {}, set(kept), run, inside or {})
     for node in autograd.walk(roots, ours):
         walk.add(node)
     return walk.measured()
@@ -107,6 +111,7 @@ class _Walk:
     known: Mapping[int, Held]
     kept: set[Any]
     run: Any
+    inside: Mapping[int, int]
     cast: set[int] = field(default_factory=set)
     nodes: list[Any] = field(default_factory=list)
     root: list[int] = field(default_factory=list)
@@ -155,10 +160,16 @@ class _Walk:
                 key = self.place[n] if n in self.place else others.setdefault(n, -1 - len(others))
                 goes.append((key, extents[place] if place < len(extents) else NOTHING))
         return Step(
-            made=() if elsewhere else made, given=made, root=self.root[i], inputs=tuple(self._inputs(node)),
-            goes=tuple(goes), held=tuple(held), inside=self._inside_forward(node),
-            passes=named(node, (*VIEWS, *SAME_GRADIENT)), temporaries=temporaries_of(node) + (i in self.cast),
+            made=() if elsewhere else made, kept=self._kept(node) if elsewhere else (), given=made, root=self.root[i],
+            inputs=tuple(self._inputs(node)), goes=tuple(goes), held=tuple(held),
+            inside=self._inside_forward(node), passes=named(node, (*VIEWS, *SAME_GRADIENT)),
+            temporaries=temporaries_of(node) + (i in self.cast),
         )  # fmt: skip
+
+    def _kept(self, node: Any) -> tuple[Extent, ...]:
+        """What is behind a result that the caller holds."""
+        made = tuple(autograd.output_extents(node))
+        return (self._input(node),) if named(node, REDUCED_IN_PLACE) and all(not one[0] for one in made) else made
 
     def _inputs(self, node: Any) -> list[int]:
         """Places of the nodes whose results a node reads."""
@@ -239,7 +250,8 @@ class _Walk:
         if named(node, CONTIGUOUS) and before is not None and named(before, TRANSPOSED):
             number += 1
         number += self._is_divergence(node)
-        return (self._input(node),) * number if number else ()
+        told = self.inside.get(autograd.order(node), 0)
+        return (*((self._input(node),) * number), *((((told,), 1),) if told else ()))
 
     def _is_divergence(self, node: Any) -> bool:
         """Whether a node is the difference that `F.kl_div` ends with: what it takes the product of target and input

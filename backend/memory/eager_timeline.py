@@ -25,6 +25,7 @@ class Step:
 
     Attributes:
         made: what it returned, as far as nobody else counts that; of a view, what the view is of is `root`'s.
+        kept: what it returned and the caller holds, who counts it from then on.
         given: gradients that its backward is given.
         root: the step that made the storage of the result; -1 where none did.
         inputs: steps whose results it reads.
@@ -36,6 +37,7 @@ class Step:
     """
 
     made: tuple[Extent, ...]
+    kept: tuple[Extent, ...]
     given: tuple[Extent, ...]
     root: int
     inputs: tuple[int, ...]
@@ -145,10 +147,10 @@ class Timeline:
                 done.setdefault(at, []).append(k)
         early = [k for k, at in self.until.items() if at < self.part.start]
         live = -sum(self._made(k, sizes) for k in early)
-        live -= sum(_sum(step.held, sizes) for step in self.steps[: self.part.start])
+        live -= sum(_sum((*step.held, *step.kept), sizes) for step in self.steps[: self.part.start])
         peak = 0
         for i, step in enumerate(self.steps[: self.part.stop]):
-            live += (self._made(i, sizes) if step.root == i else 0) + _sum(step.held, sizes)
+            live += (self._made(i, sizes) if step.root == i else 0) + _sum((*step.held, *step.kept), sizes)
             if i in self.part:
                 peak = max(peak, live + _sum(step.inside, sizes))
             live -= sum(self._made(k, sizes) for k in done.get(i, ()))

@@ -17,7 +17,9 @@ import torch
 from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.compat.memory_backward import Held, untraced
 from optpass.backend.compat.memory_inside import Inside
+from optpass.backend.memory.eager_scratch import Scratch, forward_workspace, workspace
 from optpass.backend.memory.leaves import Stores
+from optpass.backend.memory.probe import Described
 
 #: In place of the storage of a gradient that waits: it is others' too, or part of one; it is a sum.
 SHARED, OWN = -1, -2
@@ -47,11 +49,13 @@ class Watch:
         self._seen: dict[int, _Seen] = {}
         self._gone: list[_Seen] = []
         self._events: list[tuple[int, int]] = []  #: place of the node, and bytes inside it
-        #: Storage of a gradient, by the place of the node that it is for, and which of its results it is of; of a leaf,
-        #: whose gradient is its own at once, the place is a negative number.
+        #: Storage of a gradient that waits, by the place of the node that it is for, and which of its results it is of.
         self._waiting: dict[tuple[int, int], int] = {}
         self._in_place: set[tuple[int, int]] = set()  #: slots whose gradient autograd adds up in place
         self._sums: dict[tuple[int, int], _Seen] = {}  #: what was added up in a slot, until its node is given it
+        self._leaves: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._asked: list[tuple[int, int, Described]] = []  #: event, bytes beside what it made, and an operator of it
+        self._forward: dict[int, int] = {}
         self._handles: list[Any] = []
 
     def follow(self, nodes: Iterable[Any], held: Mapping[int, Held], temporaries: Callable[[Any], int]) -> None:
@@ -66,19 +70,28 @@ class Watch:
             if place not in held or autograd.leaf_of(node) is not None:
                 continue
             self._take_in(storage for one in held[place].storages if (storage := one()) is not None)
-            leaves = [n is None or autograd.leaf_of(n) is not None for n, _ in node.next_functions]
-            following = zip(node.next_functions, leaves, strict=True)
-            slots = [(-id(n) if leaf else autograd.order(n), index) for (n, index), leaf in following]
-            inside = Inside() if Inside.can_watch(node) else None
+            slots = [(self._place(n), index) for n, index in node.next_functions]
+            scratch = Scratch()
+            inside = Inside(scratch.of) if Inside.can_watch(node) else None
             number = temporaries(node)
             self._handles.append(node.register_prehook(untraced(self._before(place, inside))))
-            self._handles.append(node.register_hook(untraced(self._after(place, slots, number, inside))))
+            self._handles.append(node.register_hook(untraced(self._after(place, slots, number, inside, scratch))))
 
     def end(self) -> None:
         """Watch no more."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+    def forward(self) -> dict[int, int]:
+        """Bytes that operators allocated and released inside themselves in the forward, by their places, as far as
+        their backward tells."""
+        for event, beside, call in self._asked:
+            place, inside = self._events[event]
+            self._events[event] = place, max(inside, beside + workspace(call))
+            self._forward[place] = max(self._forward.get(place, 0), forward_workspace(call))
+        self._asked.clear()
+        return self._forward
 
     def peak(self, after: float, before: float, outputs: Stores) -> int | None:
         """Most bytes that were there while nodes ran whose places are between `after` and `before`; None where none
@@ -88,6 +101,7 @@ class Watch:
             outputs: of the graph whose loss runs, which count elsewhere as long as it does: less once they have gone.
         """
         self._sweep()
+        self.forward()
         changes = [0] * (len(self._events) + 1)
         for one in (*self._gone, *self._seen.values(), *self._sums.values()):
             if not one.elsewhere:
@@ -105,7 +119,24 @@ class Watch:
         """Bytes of those storages of `stores` that were seen, and are there."""
         return sum(size for key, size in stores.alive().items() if key in self._seen and not self._seen[key].elsewhere)
 
+    def gradients(self, leaves: Iterable[torch.Tensor]) -> int:
+        """Bytes of those gradients of `leaves` that were made in this backward."""
+        found = 0
+        for leaf in leaves:
+            if leaf.grad is not None:
+                summed = self._sums.get((-id(leaf), 0))
+                found += self.among(Stores([leaf.grad])) or (summed.bytes if summed is not None else 0)
+        return found
+
     # ---- while it runs ------------------------------------------------------------------------------------------
+
+    def _place(self, node: Any) -> int:
+        """Where gradients wait for a node; a negative number for a leaf, whose gradient is its own at once."""
+        leaf = None if node is None else autograd.leaf_of(node)
+        if leaf is not None:
+            self._leaves[-id(leaf)] = weakref.ref(leaf)
+            return -id(leaf)
+        return -1 if node is None else autograd.order(node)
 
     def _before(self, place: int, inside: Inside | None) -> Callable[[Sequence[Any]], None]:
         def hook(gradients: Sequence[Any]) -> None:
@@ -128,7 +159,7 @@ class Watch:
         return hook
 
     def _after(
-        self, place: int, slots: Sequence[tuple[int, int]], number: int, watched: Inside | None
+        self, place: int, slots: Sequence[tuple[int, int]], number: int, watched: Inside | None, scratch: Scratch
     ) -> Callable[[Sequence[Any], Sequence[Any]], None]:
         def hook(made: Sequence[Any], given: Sequence[Any]) -> None:
             most = None if watched is None else watched.end()
@@ -142,6 +173,8 @@ class Watch:
             inside = number * max(mine, largest) if new else 0
             if most is not None:
                 inside = max(0, most - new)
+                self._asked.extend((len(self._events), beside - new, call) for beside, call in scratch.asked)
+            scratch.asked.clear()
             self._events.append((place, max(inside, added - mine)))
 
         return hook
@@ -166,9 +199,16 @@ class Watch:
             else:
                 added += gradient.nbytes
                 self._waiting[slot] = OWN  # the sum is the slot's alone
-            if slot not in self._sums and slot[0] >= 0:
+            if slot not in self._sums and self._is_kept(slot):
                 self._sums[slot] = _Seen(None, gradient.nbytes, False, len(self._events) + 1)
         return added
+
+    def _is_kept(self, slot: tuple[int, int]) -> bool:
+        """Whether a sum in a slot stays until its node runs; one that is added to a leaf's gradient does not."""
+        if slot[0] >= 0:
+            return True
+        leaf = self._leaves.get(slot[0], lambda: None)()
+        return leaf is not None and leaf.grad is None
 
     def _is_alone(self, slot: tuple[int, int], key: int) -> bool:
         """Whether nobody but a slot holds the storage of the gradient that waits there."""

@@ -67,6 +67,7 @@ def loss_behind(
         known,
         [t.grad_fn for t in made],
         node,
+        watch.forward(),
     )
     leaf.inputs.keep((one.key, one.storage) for nodes in known.values() for one in nodes.outside)
     leaf.know(found.leaves)
@@ -77,7 +78,7 @@ def loss_behind(
         return replace(found, kept_bytes=kept, backward_bytes=found.backward_bytes + waits), 0
     there = Stores([*held, *saved])
     there.update(leaf.inputs)
-    gradients = watch.among(Stores([p.grad for p in found.leaves if p.grad is not None]))
+    gradients = watch.gradients(found.leaves)
     backward = max(0, seen - watch.among(there)) + waits
     return replace(found, kept_bytes=kept, backward_bytes=backward), gradients
 

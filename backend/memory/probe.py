@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,14 +19,39 @@ from optpass.backend.memory.measure import Peak, measure_elsewhere, measure_peak
 from optpass.passes.memory.workspace_call import Call, number, sizes, strides
 
 
+@dataclass(frozen=True)
+class Described:
+    """A call without its tensors.
+
+    Attributes:
+        target: the operator.
+        arguments: by name; tensors by their metadata.
+    """
+
+    target: Any
+    arguments: tuple[tuple[str, Any], ...]
+
+    @classmethod
+    def of(cls, call: Call) -> Described | None:
+        """None where an argument cannot be made up."""
+        try:
+            return cls(call.target, tuple((name, _frozen(value)) for name, value in call.args.items()))
+        except (TypeError, RuntimeError):
+            return None
+
+
 def library_workspace(call: Call) -> int | None:
     """Bytes that `call` allocates and releases inside itself on this machine's CPU; None where it cannot be run."""
+    described = Described.of(call)
+    return None if described is None else workspace_of(described)
+
+
+def workspace_of(call: Described) -> int | None:
+    """As `library_workspace`."""
     try:
-        arguments = tuple((name, _frozen(value)) for name, value in call.args.items())
-        return _measured(call.target, arguments, torch.get_num_threads())
+        return _measured(call.target, call.arguments, torch.get_num_threads())
     except (TypeError, RuntimeError):
-        # An argument that cannot be made up, or an operator that zeros do not suit: the formula stands.
-        return None
+        return None  # an operator that zeros do not suit: the formula stands
 
 
 @functools.lru_cache(maxsize=4096)

@@ -66,7 +66,31 @@ def distilled(outputs, target, number):
     return F.kl_div(outputs.log_softmax(-1), target.softmax(-1), reduction="batchmean") * number
 
 
-LOSSES = [ranked, scaled, shifted, weighed, cumulated, alike, contrasted, smoothed, separated, blended, distilled]
+def structural(outputs, target, number):
+    """Convolutions, of whose workspaces only the library knows, and whose forward's is most."""
+    window = torch.ones(1, 1, 5, 5)
+    near, far = (F.conv2d(part.view(6, 1, 64, OUTPUTS), window) for part in (outputs, target))
+    return F.l1_loss(near, far) * number
+
+
+def spectral(outputs, target, number):
+    """Complex numbers, of which a copy is made for the transform."""
+    near, far = (torch.fft.fft2(part.view(6, 64, OUTPUTS)).abs() for part in (outputs, target))
+    return (near - far).pow(2).mean() * number
+
+
+def repeated(outputs, target, number):
+    """A mean that is held in a storage as large as what it is of, and made beside one more."""
+    return F.mse_loss(outputs.repeat(2, 1) * number, torch.cat([target, target]))
+
+
+def shared(outputs, target, number):
+    """A parameter of the loss whose gradient is added up."""
+    return (outputs * number + (outputs * number).tanh() + (outputs * number).exp()).mean()
+
+
+LOSSES = [ranked, scaled, shifted, weighed, cumulated, alike, contrasted, smoothed, separated, blended, distilled,
+          structural, spectral, repeated, shared]  # fmt: skip
 
 
 @pytest.mark.parametrize("loss", LOSSES)
