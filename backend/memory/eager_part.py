@@ -6,7 +6,7 @@ backward; where it could not be, only the sizes of what it returned are known, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, prod
 from typing import Any
@@ -82,7 +82,7 @@ def _in_proportion(found: int, seen: int, resized: int) -> int:
 def loss_of(
     roots: Iterable[Any], ours: Callable[[Any], bool], given: Given = lambda *_: None,
     known: Mapping[int, Held] | None = None, kept: Iterable[Any] = (), run: Any = None,
-    inside: Mapping[int, int] | None = None,
+    inside: Mapping[int, int] | None = None, let_go: Sequence[tuple[int, int]] = (),
 ) -> EagerLoss:  # fmt: skip
     """The eager operators between nodes that `ours` is true of and the `roots` of a backward that is running.
 
@@ -95,8 +95,9 @@ def loss_of(
         run: of several compiled graphs, the node of which the loss is: what ran behind its forward and before that of
             the next one.
         inside: bytes that operators allocate and release in the forward, by the order of their nodes.
+        let_go: of outputs that are released before the backward: the order of the next node, and bytes.
     """
-    walk = _Walk(ours, given, known or {}, set(kept), run, inside or {})
+    walk = _Walk(ours, given, known or {}, set(kept), run, inside or {}, let_go)
     for node in autograd.walk(roots, ours):
         walk.add(node)
     return walk.measured()
@@ -112,6 +113,7 @@ class _Walk:
     kept: set[Any]
     run: Any
     inside: Mapping[int, int]
+    let_go: Sequence[tuple[int, int]]
     cast: set[int] = field(default_factory=set)
     nodes: list[Any] = field(default_factory=list)
     root: list[int] = field(default_factory=list)
@@ -140,11 +142,19 @@ class _Walk:
         first, last = self.between()
         places = [i for i, node in enumerate(self.nodes) if first < autograd.order(node) < last]
         part = range(places[0], places[-1] + 1) if places else range(0)
-        line = Timeline(tuple(steps), until, part)
+        line = Timeline(tuple(self._without_outputs(steps, part)), until, part)
         return EagerLoss(
             line.forward(), line.held(), line.backward(), tuple(self.leaves), self.reads_outputs,
             between=(first, last), timeline=line,
         )  # fmt: skip
+
+    def _without_outputs(self, steps: Iterable[Step], part: range) -> Iterator[Step]:
+        """`steps`, each of `part` with the outputs that are released between the one before and it."""
+        rest = sorted(self.let_go)
+        for i, step in enumerate(steps):
+            gone = [size for at, size in rest if i in part and at <= autograd.order(self.nodes[i])]
+            rest = rest[len(gone) :]
+            yield replace(step, let_go=tuple(((size,), 1) for size in gone)) if gone else step
 
     def between(self) -> tuple[float, float]:
         """Places of the compiled graph that the loss is of, and of the next one."""
@@ -160,8 +170,8 @@ class _Walk:
                 key = self.place[n] if n in self.place else others.setdefault(n, -1 - len(others))
                 goes.append((key, extents[place] if place < len(extents) else NOTHING))
         return Step(
-            made=() if elsewhere else made, kept=self._kept(node) if elsewhere else (), given=made, root=self.root[i],
-            inputs=tuple(self._inputs(node)), goes=tuple(goes), held=tuple(held),
+            made=() if elsewhere else made, kept=self._kept(node) if elsewhere else (), let_go=(), given=made,
+            root=self.root[i], inputs=tuple(self._inputs(node)), goes=tuple(goes), held=tuple(held),
             inside=self._inside_forward(node), passes=named(node, (*VIEWS, *SAME_GRADIENT)),
             temporaries=temporaries_of(node) + (i in self.cast),
         )  # fmt: skip

@@ -26,6 +26,7 @@ class Step:
     Attributes:
         made: what it returned, as far as nobody else counts that; of a view, what the view is of is `root`'s.
         kept: what it returned and the caller holds, who counts it from then on.
+        let_go: outputs of the compiled graph that are there no more when it runs.
         given: gradients that its backward is given.
         root: the step that made the storage of the result; -1 where none did.
         inputs: steps whose results it reads.
@@ -38,6 +39,7 @@ class Step:
 
     made: tuple[Extent, ...]
     kept: tuple[Extent, ...]
+    let_go: tuple[Extent, ...]
     given: tuple[Extent, ...]
     root: int
     inputs: tuple[int, ...]
@@ -151,6 +153,7 @@ class Timeline:
         peak = 0
         for i, step in enumerate(self.steps[: self.part.stop]):
             live += (self._made(i, sizes) if step.root == i else 0) + _sum((*step.held, *step.kept), sizes)
+            live -= _sum(step.let_go, sizes)
             if i in self.part:
                 peak = max(peak, live + _sum(step.inside, sizes))
             live -= sum(self._made(k, sizes) for k in done.get(i, ()))

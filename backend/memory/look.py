@@ -68,6 +68,7 @@ def loss_behind(
         [t.grad_fn for t in made],
         node,
         watch.forward(),
+        run.let_go,
     )
     leaf.inputs.keep((one.key, one.storage) for nodes in known.values() for one in nodes.outside)
     leaf.know(found.leaves)

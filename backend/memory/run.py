@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import Counter
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 
+from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.memory.eager_timeline import Shapes
 from optpass.backend.memory.leaves import Leaf, Stores
 
@@ -25,6 +27,7 @@ class Run:
         gradients: storages of those that were there in its forward, and their bytes.
         looked_at: what is beside it in its backward is to be noted.
         gone_before: bytes of outputs of the runs before it that callers had let go of when it began.
+        let_go: its outputs that were released: the place of the next node of autograd, and their bytes.
     """
 
     leaf: Leaf
@@ -39,6 +42,15 @@ class Run:
     gone_before: int = 0
     gradients: list[tuple[Any, int]] = field(default_factory=list)
     done: bool = False
+    let_go: list[tuple[int, int]] = field(default_factory=list)
+    _outputs: list[Any] = field(default_factory=list, repr=False)
+
+    def watch_outputs(self) -> None:
+        """Note when callers let go of its outputs."""
+        for storage in self.outputs.storages():
+            if not self.inputs.has(storage):
+                noted = functools.partial(_note, self.let_go, storage.nbytes())
+                self._outputs.append(weakref.ref(storage, noted))
 
     def gone(self) -> int:
         """Bytes of gradients that were there in its forward and have been released since (`zero_grad`)."""
@@ -53,6 +65,10 @@ class Run:
         if self.done or self.node() is None:
             return True
         return self.released is not None and self.released() is None
+
+
+def _note(let_go: list[tuple[int, int]], size: int, _: Any) -> None:
+    let_go.append((autograd.next_order(), size))
 
 
 @dataclass

@@ -167,6 +167,7 @@ class Steps:
                 looked_at or own.largest() is None, self._gone,
             )  # fmt: skip
             if run.looked_at:
+                run.watch_outputs()
                 trained = {id(p): p for p in (*parameters, *parameters_of(self._known_leaves()))}.values()
                 run.gradients = Stores([p.grad for p in trained if p.grad is not None]).sizes()
             if looked_at:
