@@ -109,6 +109,9 @@ def _compile(
     except BudgetInfeasibleError:
         STEPS.forget()
         raise
+    except compat.RestartAnalysis:  # Dynamo traces the frame again, a number in place of a symbol: this graph never runs
+        session.withdraw()
+        raise
     session.after_compile()
     if memory is not None:
         kept.keep_or_find(memory, keys[-1] if keys else None, sources)

@@ -95,6 +95,11 @@ class Session:
             with store.current().lock:
                 self.record.passes.append(record)
 
+    def withdraw(self) -> None:
+        """This graph is never run: nothing of it is to be reported."""
+        SESSIONS.remove(self)
+        store.current().remove_graph(self.record.id)
+
     def supersede(self) -> None:
         """The memory plan of this graph is in force no more: another compile of the graph serves its calls."""
         with store.current().lock:
@@ -201,6 +206,11 @@ class Sessions:
         """File a session."""
         with self._lock:
             self._items.append(session)
+
+    def remove(self, session: Session) -> None:
+        """Forget one, if it is here still."""
+        with self._lock:
+            self._items = [item for item in self._items if item is not session]
 
     def all(self) -> list[Session]:
         """A copy of the list."""

@@ -18,6 +18,7 @@ from optpass.backend.compat.dynamo import FakeCopyMode as FakeCopyMode
 from optpass.backend.compat.dynamo import FakeTensor as FakeTensor
 from optpass.backend.compat.dynamo import FakeTensorMode as FakeTensorMode
 from optpass.backend.compat.dynamo import PlanningMode as PlanningMode
+from optpass.backend.compat.dynamo import RestartAnalysis as RestartAnalysis
 from optpass.backend.compat.dynamo import TracingContext as TracingContext
 from optpass.backend.compat.dynamo import aot_autograd as aot_autograd
 from optpass.backend.compat.dynamo import aot_for_analysis as aot_for_analysis

@@ -57,6 +57,12 @@ class ReportStore:
             self._graphs[record.id] = record
             return record
 
+    def remove_graph(self, graph_id: str) -> None:
+        """Forget a graph that was added, and what was found of it; no such graph is no error."""
+        with self.lock:
+            for filed in (self._graphs, self._ops, self._groups):
+                filed.pop(graph_id, None)
+
     def add_analysis(
         self,
         graph_id: str,

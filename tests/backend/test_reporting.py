@@ -57,6 +57,26 @@ def test_every_inner_compiler_has_a_roofline(inner: Any, train: bool) -> None:
     assert build_report().ops == report.ops  # asking twice changes nothing
 
 
+@pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
+def test_a_graph_that_dynamo_takes_back_is_not_reported(inner: str) -> None:
+    """A float is a symbol in the first graph with dynamic shapes; AOTAutograd has Dynamo trace again with its value."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop = nn.Dropout(0.0)
+
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return self.drop((q @ k.mT).softmax(-1)) @ v
+
+    options = {"inner": inner, "strict": True, "attention": "always"}
+    step = torch.compile(Attention(), backend="optpass", dynamic=True, options=options)
+    step(*(torch.randn(2, 3, 5, 8, requires_grad=True) for _ in range(3)))
+    report = build_report()
+    assert len(report.graphs) == len(SESSIONS.all()) == 1
+    assert len(report.sites("attention")) == 1 and not report.declined("attention")
+
+
 def test_times_and_calls() -> None:
     step = torch.compile(f, backend="optpass", options={"inner": "aot_eager"})
     x, w = torch.randn(4, 4), torch.randn(4, 4)
