@@ -109,7 +109,7 @@ def _compile(
     except BudgetInfeasibleError:
         STEPS.forget()
         raise
-    except compat.RestartAnalysis:  # Dynamo traces the frame again, a number in place of a symbol: this graph never runs
+    except compat.RestartAnalysis:  # Dynamo traces the frame again, a symbol now a number: this graph never runs
         session.withdraw()
         raise
     session.after_compile()

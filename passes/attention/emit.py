@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Sequence
+from types import MethodDescriptorType
 from typing import Any
 
 import sympy
@@ -58,7 +59,10 @@ class Writer:
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         """A new node, with the fake tensor that it returns."""
         with self.graph.inserting_before(self.at):
-            node = self.graph.call_function(target, args, kwargs)
+            if isinstance(target, MethodDescriptorType):  # as Dynamo writes it: AOTAutograd's cache takes no other
+                node = self.graph.call_method(target.__name__, args, kwargs)
+            else:
+                node = self.graph.call_function(target, args, kwargs)
         for key in ("stack_trace", "nn_module_stack", "source_fn_stack"):
             if key in self.at.meta:
                 node.meta[key] = self.at.meta[key]

@@ -221,7 +221,7 @@ class Rewrite:
 
 def _views_input(node: fx.Node) -> bool:
     """Nothing but another shape of a graph input that has not four dims."""
-    views = (torch.reshape, torch.permute, torch.Tensor.expand, torch.narrow)
+    views = (torch.reshape, torch.permute, torch.narrow)
     while node.op == "call_method" or node.target in views:
         source = node.args[0]
         same = (isinstance(source, fx.Node) and str(node.target) in _VIEW_METHODS) or node.target in views

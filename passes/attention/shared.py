@@ -17,13 +17,14 @@ from optpass.passes.attention.emit import Writer
 from optpass.passes.attention.ir import Program, Value
 from optpass.passes.attention.operands import PRODUCTS
 
-#: Calls that depend on nothing but their arguments. Kernels are not among these: they may draw random numbers.
+#: Functions, and methods by name, that depend on their arguments alone. Kernels are not among these: they may draw
+#: random numbers.
 _PURE = frozenset(
     {
         torch.abs, torch.add, torch.all, torch.amax, torch.any, torch.clamp, torch.div, torch.eq, torch.full, torch.ge,
         torch.gt, torch.isinf, torch.le, torch.logical_and, torch.logical_not, torch.logical_or, torch.mul,
         torch.narrow, torch.permute, torch.reshape, torch.sub, torch.where,
-        torch.Tensor.detach, torch.Tensor.expand, torch.Tensor.to,
+        "detach", "expand", "to",
         operator.add, operator.floordiv, operator.mul, operator.pow, operator.truediv,
     }
 )  # fmt: skip
@@ -34,9 +35,9 @@ _VIEWS = frozenset(
         torch.reshape,
         torch.permute,
         torch.narrow,
-        torch.Tensor.detach,
-        torch.Tensor.expand,
-        torch.Tensor.to,
+        "detach",
+        "expand",
+        "to",
         operator.getitem,
     }
 )
@@ -102,7 +103,7 @@ def _alike(program: Program) -> dict[object, Value]:
 def _pure(node: fx.Node) -> bool:
     if isinstance(node.target, torch._ops.OpOverload):
         return _repeats(node.target)
-    return node.op == "call_function" and node.target in _PURE
+    return node.op in ("call_function", "call_method") and node.target in _PURE
 
 
 def _repeats(op: torch._ops.OpOverload) -> bool:
