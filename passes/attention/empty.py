@@ -84,7 +84,8 @@ class Masked:
     def rows(self) -> tuple[str, float]:
         """`masking.MaskPlan.empty_rows` and `passes`; raises `Blocked` where neither a kernel nor `rows` can do it."""
         empty = self._told_apart()
-        if any(factor.zeroes for factor in self.site.weights) and self._passes_nan():
+        zeroed = any(factor.zeroes for factor in self.site.weights)
+        if zeroed and self._passes_nan() and not (empty == "nan" and self._stops_nan()):
             raise Blocked(f"rows without a single key may be NaN before they are set to zero{ALLOWED}")
         floor = self.training and empty == "added" and self.site.scores.floor
         passes = self._at_the_floor() if floor else 1.0
@@ -152,12 +153,15 @@ class Masked:
             return False
         if site.sink is not None and not site.sink_behind:
             return False
-        # Replaced scores stop the NaN that flows back to them; numbers that were added after that do not.
-        replaced = all(f.fill == -math.inf and not (self.training and f.late) for f, _ in self.fills)
-        plain = site.softmax.name == "_softmax" and not site.sink_behind and site.scores.floor is None
-        if replaced and not self._large and plain:
+        if not self._large and self._stops_nan():
             return True
         raise Blocked(f"rows without a single key become zeros, but not their gradients{ALLOWED}", site.output)
+
+    def _stops_nan(self) -> bool:
+        """Replaced scores stop the NaN that flows back to them; numbers that were added after that do not."""
+        replaced = all(f.fill == -math.inf and not (self.training and f.late) for f, _ in self.fills)
+        plain = self.site.softmax.name == "_softmax" and not self.site.sink_behind
+        return replaced and plain and self.site.scores.floor is None
 
     def _without_a_key(self) -> str:
         scores = self.site.scores

@@ -66,7 +66,7 @@ class EmptyRows:
         if training:  # the fill cuts the gradient of a masked score; with q = 0 nothing flows through this row
             query = call(torch.where, some, query, self.writer.scalar(0.0, self.plan.dtype))
             mask = self._shifted(mask)[0]
-            value = self._nan_gradient(value, some) if how == "nan" else value
+            value = self._nan_gradient(value, self._harmless(some)) if how == "nan" else value
         return Rows(query, value, mask, after)
 
     def _result(self, query: fx.Node, key: fx.Node, value: fx.Node, mask: fx.Node) -> Rows:
@@ -206,6 +206,18 @@ class EmptyRows:
     def _nan_where(self, condition: fx.Node, like: fx.Node) -> fx.Node:
         dtype, scalar = tensor_of(like).dtype, self.writer.scalar
         return self.writer.call(torch.where, condition, scalar(float("nan"), dtype), scalar(0.0, dtype))
+
+    def _harmless(self, some: fx.Node) -> fx.Node:
+        """Rows with a key, and those that are set to zero behind the softmax: no NaN of theirs meets v."""
+        call, frame = self.writer.call, self.plan.frame
+        for factor in self.plan.site.weights:
+            if factor.zeroes:
+                dims = (frame.batch, frame.heads, frame.rows, ())
+                rows = self.writer.arrange(
+                    self.writer.value(factor.operand.value), factor.operand.dims, dims, fill=False
+                )
+                some = call(torch.logical_or, some, rows if factor.inverse else call(torch.logical_not, rows))
+        return some
 
     def _nan_gradient(self, value: fx.Node, some: fx.Node) -> fx.Node:
         """v, whose gradient is NaN where a row of NaN weights makes it so: 0 · NaN in the branch that is not taken."""

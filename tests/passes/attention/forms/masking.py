@@ -254,3 +254,10 @@ def rows_set_to_zero(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Flamingo: text before the first image sees nothing, and gets zeros."""
     p = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~mask, torch.finfo(q.dtype).min).softmax(-1)
     return p.masked_fill(~mask.any(-1, keepdim=True), 0.0) @ v
+
+
+@form(_rows, mask="operand")
+def rows_of_nan_set_to_zero(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """The same with minus infinity: NaN before, which the fill keeps from flowing back."""
+    p = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~mask, -torch.inf).softmax(-1)
+    return p.masked_fill(~mask.any(-1, keepdim=True), 0.0) @ v

@@ -45,3 +45,31 @@ _after("rows filled", "The same, filled", lambda p, m, r: p.masked_fill(~r, 0.0)
 _after("rows without a key", "Rows that see nothing", lambda p, m, r: p.masked_fill(~m.any(-1, keepdim=True), 0.0))
 _after("rows with a key", "Rows that see anything", lambda p, m, r: p.masked_fill(m.any(-1, keepdim=True), 0.0))
 _after("rows of ones", "Rows set to one are no zeros", lambda p, m, r: torch.where(r, p, 1.0), "decline")
+
+
+@suite.equal(masked)
+def numbers_added_to_minus_infinity(q, k, v, mask, rows):
+    """What is added after the fill passes NaN on to what it is made of: here to k."""
+    scores = (q @ k.mT * 0.35).masked_fill(~mask, -math.inf) + k.mean(-1).unsqueeze(-2)
+    return scores.softmax(-1).masked_fill(~mask.any(-1, keepdim=True), 0.0) @ v
+
+
+@suite.equal(masked)
+def gate_before_zero(q, k, v, mask, rows):
+    """Weights are gated before they are set to zero: 0 · NaN flows to the gate."""
+    weights = _weights(q, k, mask, -math.inf) * q.mean(-1, keepdim=True)
+    return weights.masked_fill(~mask.any(-1, keepdim=True), 0.0) @ v
+
+
+@suite.equal(masked)
+def some_rows_left(q, k, v, mask, rows):
+    """Rows of two masks are set to zero, and those of one are not those without a key: v gets NaN where one is left."""
+    weights = _weights(q, k, mask, -math.inf)
+    return torch.where(rows, weights, 0.0).masked_fill(mask.all(-1, keepdim=True), 0.0) @ v
+
+
+@suite.equal(lambda r: [r.randn(2, 4, 6, 8), r.randn(2, 2, 6, 8), r.randn(2, 2, 6, 8), *masked(r)[3:]])
+def groups_share_rows(q, k, v, mask, rows):
+    """Heads share keys and values, and all have the rows that are set to zero."""
+    k, v = (t.repeat_interleave(2, 1) for t in (k, v))
+    return _weights(q, k, mask, -math.inf).masked_fill(~mask.any(-1, keepdim=True), 0.0) @ v
