@@ -118,6 +118,8 @@ def _reshaped_strides(
     old_shape: Sequence[int], old_strides: Sequence[int], shape: Sequence[int]
 ) -> tuple[int, ...] | None:
     """Strides of a row-major reshape, or None if there are none (`at::detail::computeStride`, with broadcasts)."""
+    if 0 in shape:  # nothing is read, by any strides
+        return contiguous(shape)
     sizes, strides = merge_dims(old_shape, [old_strides])
     result = [0] * len(shape)
     chunks = [*zip(sizes, strides[0], strict=True)]

@@ -83,6 +83,12 @@ def test_a_reshape_that_strides_can_say_is_not_opaque() -> None:
     assert IndexMap((2, 3, 4), (24, 8, 1)).reshaped((6, 2, 2)) == IndexMap((6, 2, 2), (8, 2, 1))
 
 
+@pytest.mark.parametrize(("shape", "wanted"), [((0, 4, 6), (0, 2, 2, 6)), ((4, 0, 6), (0, 6)), ((0,), (3, 0))])
+def test_a_reshape_of_nothing_is_not_opaque(shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    made = IndexMap(shape, contiguous(shape)).reshaped(wanted)
+    assert (made.shape, made.opaque, made.elements()) == (wanted, 0, 0)
+
+
 def test_keys_tell_parts_of_a_buffer_apart_and_ignore_how_dimensions_are_written() -> None:
     whole = IndexMap((4, 6), (6, 1))
     assert whole.key() == whole.reshaped((24,)).key() == whole.reshaped((2, 2, 6)).key()
