@@ -124,6 +124,8 @@ class _Weights(Weights):
             return None
         if not self.inner:
             return Found(self.product, blocked=Blocked("there is a single key, whose weight is 1", self.product))
+        if any(isinstance(size, int) and size == 0 for size in self.product.shape):
+            return Found(self.product, blocked=Blocked("its result has no elements", self.product))
         try:
             return Found(self.product, self._sites())
         except NoSoftmaxError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from attention_near_misses.program import INFERENCE, Inputs, Suite, attend, in_dtype
@@ -247,3 +249,15 @@ def dynamic_in_all(x):
 _ROUNDED, _EXACT = ("one key", "long, causal"), ("one feature", "one query, causal")
 suite.programs += in_dtype([p for p in suite if p.name.endswith(tuple(f"[{n}]" for n in _ROUNDED))], torch.bfloat16)
 suite.programs += in_dtype([p for p in suite if p.name.endswith(tuple(f"[{n}]" for n in _EXACT))], torch.float64)
+
+
+def _packed(batch: int, length: int) -> Callable[[Inputs], list[Any]]:
+    return lambda r: [r.randn(batch, length, 48)]
+
+
+@suite.decline(_packed(0, 5), name="no batch")
+@suite.decline(_packed(2, 0), name="no query")
+def nothing(qkv):
+    """No element is computed; sizes of 0 tell no layout from another."""
+    q, k, v = qkv.view(*qkv.shape[:2], 3, 2, 8).permute(2, 0, 3, 1, 4)
+    return (q @ k.mT * 0.35).softmax(-1) @ v
