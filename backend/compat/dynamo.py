@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -48,6 +48,18 @@ def compile_id() -> str:
 
     current = CompileContext.current_compile_id()
     return str(current) if current is not None else ""
+
+
+@contextlib.contextmanager
+def without_saved_tensors_hooks() -> Iterator[None]:
+    """The user's `saved_tensors_hooks` are not called with what is saved inside: tensors of nothing that ever runs."""
+    disabled = getattr(torch._dynamo.utils, "_disable_saved_tensors_hooks_during_tracing", None)
+    with torch.autograd.graph.saved_tensors_hooks(_same, _same) if disabled is None else disabled():
+        yield
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def tensors_of_call() -> list[torch.Tensor]:

@@ -42,9 +42,24 @@ def saved_by_function(node: Any) -> list[torch.Tensor]:
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return []
     try:
+        if is_packed(node, "_saved_tensors"):
+            return []
         return [t for t in getattr(node, "saved_tensors", ()) if isinstance(t, torch.Tensor)]
     except RuntimeError:
         return []
+
+
+def is_packed(node: Any, name: str) -> bool:
+    """Whether hooks of the user's have packed what a node keeps as `name` ('_saved_self'; '_saved_tensors' of a custom
+    function): to unpack it runs their code, or the forward of a checkpoint, which gives it out once.
+
+    Raises:
+        RuntimeError: it is released.
+    """
+    kept = getattr(node, f"_raw{name}", ())
+    return any(
+        getattr(k, "unpack_hook", None) is not None for k in (kept if isinstance(kept, (list, tuple)) else (kept,))
+    )
 
 
 def held_elsewhere(node: Any, storage: Any) -> bool:
@@ -64,6 +79,8 @@ def saved_by_operator(node: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     for name in saved_names(node):
         try:
+            if is_packed(node, name):
+                continue
             value = getattr(node, name)
         except RuntimeError:
             continue
@@ -80,7 +97,8 @@ def saved_names(node: Any) -> list[str]:
 def is_released(node: Any, name: str) -> bool:
     """Whether what the node keeps under `name` is a tensor that its backward has released."""
     try:
-        getattr(node, name)
+        if not is_packed(node, name):
+            getattr(node, name)
     except RuntimeError:
         return True
     return False

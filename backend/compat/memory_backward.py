@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from optpass.backend.compat.memory_autograd import is_compiled, leaf_of, order, walk
+from optpass.backend.compat.memory_autograd import is_compiled, is_packed, leaf_of, order, walk
 
 #: What a node saves of its own results begins so; as such they are named elsewhere.
 _RESULTS = ("_saved_result", "_saved_output", "_saved_out", "_saved_self_or_result", "_saved_total_weight")
@@ -110,9 +110,7 @@ def _held(node: Any) -> Held | None:
         if not raw.startswith("_raw_saved_"):
             continue
         try:
-            kept = getattr(node, raw)
-            # Unpacking what hooks have packed runs code of the user's, or a checkpoint's forward.
-            if any(k.unpack_hook is not None for k in (kept if isinstance(kept, (list, tuple)) else (kept,))):
+            if is_packed(node, name):
                 return None
             value = getattr(node, "saved_tensors" if name == "_saved_tensors" else name)
         except (RuntimeError, AttributeError):
