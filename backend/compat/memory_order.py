@@ -1,9 +1,10 @@
 """Inductor's order of kernels, and what it fuses, where memory is short: nothing waits for longer than it must.
 
-Inductor takes the best of four orders by its own estimate of the peak. Inside `tightened()` that order is handed to a
-better search; a product is not kept waiting for a sum that it could be fused with; a buffer that nobody reads any
-more is not kept for a later kernel; and kernels are merged where that takes no memory (`memory_fusion`). Results are
-the same values, but for the rounding of such a sum. How an order is found is not decided here.
+Inductor takes the best of four orders by its own estimate of the peak, in which views that operators make are memory of
+their own. Inside `tightened()` that order and the program's are handed to a better search; a product is not kept
+waiting for a sum that it could be fused with; a buffer that nobody reads any more is not kept for a later kernel; and
+kernels are merged where that takes no memory (`memory_fusion`). Results are the same values, but for the rounding of
+such a sum. How an order is found is not decided here.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ class ScheduledBuffer:
     returned: bool = False
 
 
-#: From what must precede each kernel, the buffers, and which kernels may write over an input: the order.
-Improve = Callable[[Sequence[frozenset[int]], Sequence[ScheduledBuffer], Sequence[bool]], Sequence[int]]
+#: From what must precede each kernel, the buffers, which kernels may write over an input, and another order to begin
+#: with: the order.
+Improve = Callable[[Sequence[frozenset[int]], Sequence[ScheduledBuffer], Sequence[bool], Sequence[int]], Sequence[int]]
 
 
 @contextlib.contextmanager
@@ -82,7 +84,8 @@ def _reordering(original: Callable[..., Any], memory: Any, improve: Improve) -> 
         except AttributeError as error:  # another torch describes its schedule otherwise
             log.debug("Inductor's order of kernels stays as it is: %s", error)
             return found
-        return [found[i] for i in improve(*kernels)]
+        number = {node: i for i, node in enumerate(found)}
+        return [found[i] for i in improve(*kernels, [number[node] for node in nodes])]
 
     return reorder
 
@@ -95,9 +98,14 @@ def _kernels(
     before = [frozenset(number[p] for p in node.mpi_node.pred_nodes if p in number) for node in nodes]
     fuses = [not node.is_extern() and not node.is_template() for node in nodes]
 
+    views = _views(nodes)
+
     def described(buffer: Any, producer: int, returned: bool) -> ScheduledBuffer:
         info = buffer.mpi_buffer
-        users = tuple(number[u] for u in info.succ_nodes if u in number and number[u] != producer)
+        behind = views.get(buffer.get_name(), [])
+        reading = dict.fromkeys(u for b in (buffer, *behind) for u in b.mpi_buffer.succ_nodes)
+        users = tuple(number[u] for u in reading if u in number and number[u] != producer)
+        returned = returned or any(b.get_name() in outputs for b in behind)
         inner = producer >= 0 and fuses[producer] and not users and not returned  # never leaves its kernel
         made = info.size_free if producer < 0 else info.size_alloc
         return ScheduledBuffer(
@@ -105,9 +113,27 @@ def _kernels(
         )
 
     buffers = [described(buffer, -1, name in outputs) for name, buffer in inputs.items()]
+    inside = {view.get_name() for some in views.values() for view in some}
     for i, node in enumerate(nodes):
-        buffers += [described(buffer, i, buffer.get_name() in outputs) for buffer in node.get_outputs()]
+        made = [buffer for buffer in node.get_outputs() if buffer.get_name() not in inside]
+        buffers += [described(buffer, i, buffer.get_name() in outputs) for buffer in made]
     return before, buffers, fuses
+
+
+def _views(nodes: Sequence[Any]) -> dict[str, list[Any]]:
+    """By the name of each buffer: those that operators make which Inductor calls, and that are parts of it."""
+    later = {buffer.get_name() for node in nodes for buffer in node.get_outputs()}
+    base: dict[str, str] = {}
+    found: dict[str, list[Any]] = {}
+    for node in nodes:
+        for buffer in node.get_outputs():
+            of = buffer.get_aliases()
+            if of and of[0] not in later:  # parts of a `cat` are made before it
+                name = base.get(of[0], of[0])
+                base[buffer.get_name()] = name
+                found.setdefault(name, []).append(buffer)
+            later.discard(buffer.get_name())
+    return found
 
 
 @contextlib.contextmanager

@@ -91,17 +91,22 @@ def peak_of(kernels: Kernels, order: Sequence[int]) -> int:
 
 
 def least_peak(
-    before: Sequence[frozenset[int]], buffers: Sequence[ScheduledBuffer], overwrites: Sequence[bool]
+    before: Sequence[frozenset[int]],
+    buffers: Sequence[ScheduledBuffer],
+    overwrites: Sequence[bool],
+    other: Sequence[int] = (),
 ) -> list[int]:
-    """The order that a schedule is run in: as for `Kernels`, whose present order is 0, 1, 2, ..."""
-    return improved(Kernels(before, buffers, overwrites))
+    """The order that a schedule is run in: as for `Kernels`, whose present order is 0, 1, 2, ..., and `improved`."""
+    return improved(Kernels(before, buffers, overwrites), other)
 
 
-def improved(kernels: Kernels, trials: int = TRIALS) -> list[int]:
-    """An order of the same kernels whose peak is at most the present one's."""
+def improved(kernels: Kernels, other: Sequence[int] = (), trials: int = TRIALS) -> list[int]:
+    """An order of the same kernels whose peak is at most the present one's, and that of `other`, if there is one."""
     order = list(range(kernels.n))
     if not kernels.n or not kernels.buffers:
         return order
+    if other and _badness(kernels.live(other)) < _badness(kernels.live(order)):
+        order = list(other)
     live = kernels.live(order)
     best = _badness(live)
     trials = min(trials, EFFORT // kernels.n)

@@ -9,7 +9,7 @@ executor nothing here has an effect.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -66,14 +66,17 @@ class Fusion:
     Args:
         operations: of the problem.
         sizes: bytes of its storages.
+        given: storages that are there throughout, and are no values of the steps.
     """
 
-    def __init__(self, operations: Sequence[Operation], sizes: Bytes) -> None:
+    def __init__(self, operations: Sequence[Operation], sizes: Bytes, given: Collection[int] = ()) -> None:
         self.sizes = sizes
         self.any = any(o.fusing.inlined for o in operations)
         self._inlined = np.array([o.fusing.inlined and len(o.outputs) == 1 for o in operations], dtype=bool)
         self._reads = np.array([o.fusing.reads for o in operations], dtype=bool)
         self._heavy = [o.fusing.heavy for o in operations]
+        #: What each operation reads that is there throughout; numbered below 0, values from 0 on.
+        self._given = [frozenset(-1 - s for s in o.inputs if s in given) for o in operations]
         self._overwrites = np.array([o.fusing.overwrites for o in operations], dtype=bool)
 
     def stored(self, steps: Steps, lasting: NDArray[np.bool_]) -> Stored:
@@ -106,20 +109,22 @@ class Fusion:
         made = steps.birth[values]
         whole = (kernels[steps.last[values]] == kernels[made]).tolist()  # within one kernel
         reused = (uses[values] > 1).tolist()
-        hidden: dict[int, tuple[int, bool]] = {}  # values inside: stored ones that they read, and whether they are dear
+        #: Values inside: the stored ones that they read, each once, and whether they are dear.
+        hidden: dict[int, tuple[frozenset[int], bool]] = {}
         for value, step, together, again in zip(values.tolist(), made.tolist(), whole, reused, strict=True):
-            number, dear = 0, self._heavy[operations[step]]
+            behind, dear = self._given[operations[step]], self._heavy[operations[step]]
             for read in reads[step]:
                 if read in hidden:
                     more, heavy = hidden[read]
-                    number += more
+                    behind = behind | more
                     dear = dear or heavy
                 else:
-                    number += 1
+                    behind = behind | {read}
+            number = len(behind)
             stored = number > REALIZE_ACCUMULATED_READS or (again and (dear or number > REALIZE_READS))
             if not stored or together:
                 inside[step] = True
-                hidden[value] = (1, False) if stored else (number, dear)
+                hidden[value] = (frozenset((value,)), False) if stored else (behind, dear)
         return inside
 
     def _last(self, steps: Steps, inside: Sequence[bool]) -> Bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import fx
 
 from optpass.passes.contract import AtenGraph
@@ -20,6 +21,13 @@ from optpass.passes.roofline.analysis import program_of
 from optpass.passes.roofline.lowering import Fusing, fusing_of
 from optpass.passes.roofline.price import Priced, price
 from optpass.reporting.model import Op
+
+
+def _is_complex(node: fx.Node) -> bool:
+    """Whether complex numbers are made or read: Inductor generates no code for these, and calls the operator."""
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    leaves = torch.utils._pytree.tree_leaves(values)
+    return any(isinstance(value, torch.Tensor) and value.is_complex() for value in leaves)
 
 
 @uncollected()
@@ -51,7 +59,8 @@ def node_prices(
         if op is None:
             return Price(workspace=workspace_bytes(node, library))  # a higher-order operator may hold much
         seconds = shares.get(op.name, op.time_us) * 1e-6
-        fusing = fusing_of(node.target, kinds.get(node.name, "other")) if fused else Fusing()
+        generated = fused and not _is_complex(node)
+        fusing = fusing_of(node.target, kinds.get(node.name, "other")) if generated else Fusing()
         workspace = 0 if fusing.reads else workspace_bytes(node, library)
         return Price(seconds, op.flops, workspace, fusing)
 

@@ -59,9 +59,10 @@ class Schedule:
         self.problem = problem
         self.operations = problem.operations
         self.sizes = np.array([s.bytes for s in problem.storages], dtype=np.int64)
-        self.fusion = Fusion(problem.operations, self.sizes)
-        self.order = [o.index for o in problem.operations if o.forward]
         self.given = [s.given and not s.tangent for s in problem.storages]
+        there = {s for s, given in enumerate(self.given) if given}
+        self.fusion = Fusion(problem.operations, self.sizes, there)
+        self.order = [o.index for o in problem.operations if o.forward]
         self.tangents = [s.index for s in problem.storages if s.tangent]
         self._inputs = [tuple(s for s in o.inputs if not self.given[s]) for o in problem.operations]
         self._getters = [_getter(inputs) for inputs in self._inputs]
@@ -76,9 +77,8 @@ class Schedule:
         self._output_bytes = int(self.sizes[self._lent].sum())
         self._tangent_bytes = int(self.sizes[self.tangents].sum())
         self._forward_made = {s for i in self.order for s in self.operations[i].outputs}
-        given = {s for s, there in enumerate(self.given) if there}
         backward = [o.index for o in problem.operations if o.backward]
-        self.anchors = tightened(problem.operations, backward, self.sizes.tolist(), self._held | given)
+        self.anchors = tightened(problem.operations, backward, self.sizes.tolist(), self._held | there)
         self._walked = [(a, self._getters[a], self._outputs[a]) for a in self.anchors]
         self._anchored = np.zeros(len(problem.operations), dtype=np.int64)
         self._anchored[self.anchors] = 1

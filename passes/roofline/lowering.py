@@ -68,7 +68,7 @@ class Fusing:
 
 
 #: Ops that Inductor's CPU backend stores when their result is reused (`ir.StorageBox.should_realize_on_reuse`).
-HEAVY = frozenset({"exp", "sigmoid"})
+HEAVY = frozenset({"exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh"})
 
 _CONSTANT = frozenset(
     "full iota arange scalar_tensor zeros ones empty full_like zeros_like ones_like empty_like new_empty new_full "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,9 @@ import torch
 import torch._inductor.inductor_prims  # registers prims.inductor_random
 from torch import nn
 
+from optpass.passes import devices
 from optpass.passes.memory.fused import Fusion, Steps, Stored
+from optpass.passes.memory.pricing import node_prices
 from optpass.passes.memory.problem import Operation
 from optpass.passes.memory.schedule import Schedule
 from optpass.passes.memory.search import Search
@@ -25,13 +28,21 @@ ALONE = Fusing()
 aten = torch.ops.aten
 
 
-def stored(program: list[tuple[Fusing, list[int]]], size: int = 100, given: int = 1) -> Stored:
-    """Steps that make one value each, from values before them; the first `given` values are there before."""
-    operations = [Operation(i, None, tuple(r), (i + given,), fusing=f) for i, (f, r) in enumerate(program)]  # type: ignore[arg-type]
+def stored(
+    program: list[tuple[Fusing, list[int]]], size: int = 100, given: int = 1, weights: Sequence[int] = ()
+) -> Stored:
+    """Steps that make one value each, from values before them; the first `given` values are there before. `weights`:
+    how many parameters each step reads."""
     n = len(program) + given
+    more = [tuple(range(n, n + number)) for number in weights] + [()] * len(program)
+    operations = [
+        Operation(i, None, (*r, *w), (i + given,), fusing=f)  # type: ignore[arg-type]
+        for i, ((f, r), w) in enumerate(zip(program, more, strict=False))
+    ]
     birth = np.array([-1] * given + list(range(len(program))))
     steps = Steps(range(len(program)), np.arange(n), birth, [r for _, r in program])
-    return Fusion(operations, np.full(n, size, dtype=np.int64)).stored(steps, np.zeros(n, dtype=bool))
+    sizes, throughout = np.full(n, size, dtype=np.int64), range(n, n + max(weights, default=0))
+    return Fusion(operations, sizes, throughout).stored(steps, np.zeros(n, dtype=bool))
 
 
 def test_a_pointwise_chain_is_computed_where_it_is_read() -> None:
@@ -59,6 +70,44 @@ def test_what_reads_too_many_values_is_stored_for_its_readers() -> None:
     assert not found.inside[5]
     few = stored([*many, (INLINED, [1, 2]), (REDUCED, [6]), (ALONE, [0]), (REDUCED, [6])])
     assert few.inside[5]
+
+
+def test_parameters_count_among_what_is_read_too() -> None:
+    program = [(INLINED, [0]), (REDUCED, [1]), (ALONE, [0]), (REDUCED, [1])]
+    assert stored(program, weights=[3]).inside[0] and not stored(program, weights=[4]).inside[0]
+
+
+def test_what_is_read_by_several_ways_counts_once() -> None:
+    twice = [
+        (INLINED, [0, 1, 2]),
+        (INLINED, [0, 1, 2]),
+        (INLINED, [3, 4]),
+        (REDUCED, [5]),
+        (ALONE, [0]),
+        (REDUCED, [5]),
+    ]
+    assert stored(twice, given=3).inside[2]
+
+
+def test_complex_numbers_are_left_to_operators(programs: Any) -> None:
+    """Inductor generates no code for them, so that nothing of theirs is computed inside others."""
+
+    class Complex(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(8, dtype=torch.cfloat))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            f = nn.functional.pad(torch.fft.rfft(torch.tanh(x))[..., :8] * self.weight, (0, 1))
+            return torch.fft.irfft(f, n=16).square().sum()
+
+    graph = programs.joint_of(Complex(), torch.randn(4, 16)).graph
+    of = node_prices(graph, devices.resolve("h100"), fused=True)
+    values = {n: n.meta.get("val") for n in graph.nodes if n.op == "call_function"}
+    made = {n: isinstance(v, torch.Tensor) and v.is_complex() for n, v in values.items()}
+    assert [n for n in made if made[n] and n.target is aten.mul.Tensor]
+    assert all(of(n).fusing == ALONE for n in made if made[n])
+    assert of(next(n for n in made if n.target is aten.tanh.default)).fusing.inlined
 
 
 def test_a_result_takes_the_place_of_an_input_that_nobody_reads_any_more() -> None:
