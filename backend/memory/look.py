@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -32,15 +33,8 @@ def loss_behind(
         known: what nodes held before it.
     """
     node, leaf = run.node(), run.leaf.latest()
-    if (
-        leaf.outputs
-        and not leaf.keeps_outputs
-        and any(
-            storage.nbytes() and (node is None or autograd.held_elsewhere(node, storage))
-            for storage in run.outputs.storages()
-            if not run.inputs.has(storage)  # a buffer that is handed back as it came
-        )
-    ):
+    part = _kept_outputs(run, node)
+    if 2 * part > leaf.outputs and not leaf.keeps_outputs:
         leaf.keeps_outputs = leaf.news = True
     if not leaf.seen:
         leaf.seen = leaf.news = True
@@ -54,6 +48,7 @@ def loss_behind(
     # A few numbers are among what the engine is taken to need; a loss of many terms may hold more of them.
     sizes = results.alive().values()
     kept = sum(sizes) - min(sum(size for size in sizes if size <= ENGINE_BYTES), ENGINE_BYTES // 2)
+    kept += 0 if leaf.keeps_outputs else part
     if node is None or all(n is not node for n in autograd.walk(running.roots, autograd.is_compiled)):
         return EagerLoss(kept_bytes=kept), 0
     targets = [t for t in held if not t.requires_grad]
@@ -82,6 +77,12 @@ def loss_behind(
     gradients = watch.gradients(found.leaves)
     backward = max(0, seen - watch.among(there)) + waits
     return replace(found, kept_bytes=kept, backward_bytes=backward), gradients
+
+
+def _kept_outputs(run: Run, node: Any) -> int:
+    """Bytes of outputs of a run that the caller holds in its backward; what is handed back as it came is none."""
+    there = [storage for storage in run.outputs.storages() if not run.inputs.has(storage)]
+    return sum(s.nbytes() for s in there if node is None or autograd.held_elsewhere(node, s))
 
 
 def beside(

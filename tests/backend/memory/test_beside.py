@@ -92,6 +92,33 @@ def distilled(call):
     return step, (model, teacher), (given,)
 
 
+class Labelled(nn.Module):
+    """Scores, and the loss of them, as models with labels return both."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = network(layers=16), nn.Linear(WIDTH, 2 * WIDTH)
+
+    def forward(self, given, classes):
+        scores = self.head(self.body(given))
+        return {"loss": F.cross_entropy(scores, classes), "scores": scores}
+
+
+def labelled(call):
+    """Of what a graph returns the caller keeps the loss, a small part."""
+    model = Labelled()
+    compiled, given, classes = call(model), torch.randn(ROWS, WIDTH), torch.arange(ROWS) % (2 * WIDTH)
+
+    def step():
+        loss = compiled(given, classes)["loss"]
+        loss.backward()
+        found = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        return found
+
+    return step, (model,), (given, classes)
+
+
 def contrasted(call):
     """A matrix that the caller holds while two graphs run backward, and that is read transposed."""
     models, given = (network(), network(layers=3)), torch.randn(2, ROWS, WIDTH)
@@ -221,8 +248,8 @@ def unrolled(call):
 @pytest.mark.parametrize(
     "program",
     [
-        adversarial, taught, squashed, lost, distilled, contrasted, handed_back, whole, headed, summed, compared,
-        unrolled,
+        adversarial, taught, squashed, lost, distilled, labelled, contrasted, handed_back, whole, headed, summed,
+        compared, unrolled,
     ],
 )  # fmt: skip
 def test_what_is_held_beside_the_graphs_is_counted(program, steps):
