@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from optpass.backend.compat.memory_autograd import is_compiled, is_packed, leaf_of, order, walk
+from optpass.backend.compat.memory_autograd import is_compiled, is_packed, leaf_of, order, saved_by_function, walk
 
 #: What a node saves of its own results begins so; as such they are named elsewhere.
 _RESULTS = ("_saved_result", "_saved_output", "_saved_out", "_saved_self_or_result", "_saved_total_weight")
@@ -44,11 +44,21 @@ class Held:
         outside: what is no result of a node.
         results_of: nodes whose results are saved: their `order`, and whether it is a compiled graph.
         storages: of all that it has saved, its own results too; weakly.
+        checkpoints: which make what it has saved again when its backward runs, and hold it until then; weakly.
+        again: how many tensors that are.
     """
 
     outside: tuple[Outside, ...]
     results_of: tuple[tuple[int, bool], ...]
     storages: tuple[weakref.ref[Any], ...] = ()
+    checkpoints: tuple[weakref.ref[Any], ...] = ()
+    again: int = 0
+
+    def recomputed(self) -> list[torch.Tensor]:
+        """What its checkpoints have made again and still hold."""
+        frames = [frame for one in self.checkpoints if (frame := one()) is not None]
+        made = [tensors for frame in frames for tensors in list(frame.recomputed.values())]
+        return [t for tensors in made for t in list(tensors.values()) if isinstance(t, torch.Tensor)]
 
 
 def watch_backwards(told: Callable[[list[Any]], None]) -> Callable[[], None]:
@@ -91,7 +101,8 @@ def untraced(function: Callable[..., Any], recursive: bool = True) -> Callable[.
 
 
 def held_by_nodes(roots: Iterable[Any], stop: Callable[[Any], bool]) -> dict[int, Held]:
-    """What eager nodes hold, by their `order`; a node is missing whose saved tensors cannot be read."""
+    """What eager nodes hold, by their `order`; a node is missing whose saved tensors cannot be read, but for one inside
+    of a checkpoint, which holds none."""
     found = {}
     for node in walk(roots, stop):
         if leaf_of(node) is None and not stop(node):
@@ -105,21 +116,30 @@ def _held(node: Any) -> Held | None:
     outside: list[Outside] = []
     results: list[tuple[int, bool]] = []
     storages: list[weakref.ref[Any]] = []
+    checkpoints: dict[int, weakref.ref[Any]] = {}
+    again = 0
     for raw in dir(node):
         name = raw.removeprefix("_raw")
         if not raw.startswith("_raw_saved_"):
             continue
         try:
             if is_packed(node, name):
-                return None
-            value = getattr(node, "saved_tensors" if name == "_saved_tensors" else name)
-        except (RuntimeError, AttributeError):
+                frames = _checkpoints(node, raw)
+                if not frames:
+                    return None
+                again += len(frames)
+                new = [frame for frame in frames if id(frame) not in checkpoints]
+                checkpoints.update((id(frame), weakref.ref(frame)) for frame in new)
+                value = [tensor for frame in new for tensor in _given(frame)]
+            else:
+                value = getattr(node, "saved_tensors" if name == "_saved_tensors" else name)
+        except (RuntimeError, AttributeError, TypeError):
             return None
         for tensor in value if isinstance(value, (list, tuple)) else (value,):
             if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
                 continue
             storages.append(weakref.ref(tensor.untyped_storage()))
-            if name.startswith(_RESULTS):
+            if name.startswith(_RESULTS) and not checkpoints:
                 continue
             if tensor.grad_fn is not None and tensor.grad_fn is not node:
                 results.append((order(tensor.grad_fn), is_compiled(tensor.grad_fn)))
@@ -129,7 +149,32 @@ def _held(node: Any) -> Held | None:
                 outside.append(
                     Outside(storage._cdata, weakref.ref(storage), storage.nbytes(), _extent(tensor), floating)
                 )
-    return Held(tuple(outside), tuple(results), tuple(storages))
+    return Held(tuple(outside), tuple(results), tuple(storages), tuple(checkpoints.values()), again)
+
+
+def _checkpoints(node: Any, raw: str) -> list[Any]:
+    """The frames of `torch.utils.checkpoint` whose hooks have packed what a node keeps under the name `raw`; none where
+    others' have packed any of it."""
+    kept = getattr(node, raw)
+    found = []
+    for one in kept if isinstance(kept, (list, tuple)) else (kept,):
+        if one.unpack_hook is None:
+            continue
+        cells = getattr(one.unpack_hook, "__closure__", None) or ()
+        frame = next((c.cell_contents for c in cells if hasattr(c.cell_contents, "recomputed")), None)
+        if frame is None:
+            return []
+        found.append(frame)
+    return found
+
+
+def _given(frame: Any) -> list[torch.Tensor]:
+    """What a checkpoint holds to begin from; before torch 2.13 a node held it."""
+    node = getattr(getattr(frame, "input_saver", None), "grad_fn", None)
+    if node is not None:
+        return saved_by_function(node)
+    kept = [one for one in getattr(frame, "saved_args", ()) if hasattr(one, "unpack") and one.unpack_hook is None]
+    return [tensor for one in kept if isinstance(tensor := one.unpack(), torch.Tensor)]
 
 
 def _extent(tensor: torch.Tensor) -> tuple[tuple[int, ...], int]:

@@ -76,6 +76,8 @@ def named(node: Any, kinds: tuple[str, ...]) -> bool:
 
 def is_tensor(node: Any, name: str) -> bool:
     try:
+        if autograd.is_packed(node, name):
+            return True
         value = getattr(node, name)
     except RuntimeError:
         return True  # released

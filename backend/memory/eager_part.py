@@ -201,12 +201,13 @@ class _Walk:
         counted: set[int] = set()
         self.at = {autograd.order(node): i for i, node in enumerate(self.nodes)}
         for i, node in enumerate(self.nodes):
-            names = [n for n in autograd.saved_names(node) if is_tensor(node, n)]
+            known = self.known.get(autograd.order(node))
+            again = known is not None and known.checkpoints
+            names = [] if again else [n for n in autograd.saved_names(node) if is_tensor(node, n)]
             own = [n for n in names if n.startswith(OWN)]
             others = [n for n in names if not n.startswith(OWN)]
             if own:
                 held[self.root[i]] = i
-            known = self.known.get(autograd.order(node))
             if known is not None:
                 extra[i] = self._held(i, known, held, counted)
                 continue

@@ -71,11 +71,14 @@ class Watch:
                 continue
             self._take_in(storage for one in held[place].storages if (storage := one()) is not None)
             slots = [(self._place(n), index) for n, index in node.next_functions]
-            scratch = Scratch()
-            inside = Inside(scratch.of) if Inside.can_watch(node) else None
-            number = temporaries(node)
+            scratch, again = Scratch(), held[place].recomputed if held[place].checkpoints else _nothing
+            # What a checkpoint runs there is the user's own code.
+            inside = Inside(scratch.of) if again is _nothing and Inside.can_watch(node) else None
+            number = temporaries(node) + held[place].again  # which are gone when it has run
             self._handles.append(node.register_prehook(untraced(self._before(place, inside))))
-            self._handles.append(node.register_hook(untraced(self._after(place, slots, number, inside, scratch))))
+            self._handles.append(
+                node.register_hook(untraced(self._after(place, slots, number, inside, scratch, again)))
+            )
 
     def end(self) -> None:
         """Watch no more."""
@@ -159,11 +162,18 @@ class Watch:
         return hook
 
     def _after(
-        self, place: int, slots: Sequence[tuple[int, int]], number: int, watched: Inside | None, scratch: Scratch
+        self,
+        place: int,
+        slots: Sequence[tuple[int, int]],
+        number: int,
+        watched: Inside | None,
+        scratch: Scratch,
+        again: Callable[[], list[torch.Tensor]],
     ) -> Callable[[Sequence[Any], Sequence[Any]], None]:
         def hook(made: Sequence[Any], given: Sequence[Any]) -> None:
             most = None if watched is None else watched.end()
             self._sweep()
+            self._take_in(_storages(again()))
             mine = sum(storage.nbytes() for storage in _storages(given))
             added = self._hand_on(slots, made)
             results = _storages(made)
@@ -233,6 +243,10 @@ class Watch:
             gone = self._seen.pop(key)
             gone.last = len(self._events)
             self._gone.append(gone)
+
+
+def _nothing() -> list[torch.Tensor]:
+    return []
 
 
 def _storages(tensors: Iterable[Any]) -> list[Any]:

@@ -28,6 +28,7 @@ class Run:
         looked_at: what is beside it in its backward is to be noted.
         gone_before: bytes of outputs of the runs before it that callers had let go of when it began.
         let_go: its outputs that were released: the place of the next node of autograd, and their bytes.
+        let_go_before: how many of these were before the backward began.
     """
 
     leaf: Leaf
@@ -43,6 +44,7 @@ class Run:
     gradients: list[tuple[Any, int]] = field(default_factory=list)
     done: bool = False
     let_go: list[tuple[int, int]] = field(default_factory=list)
+    let_go_before: int = 0
     _outputs: list[Any] = field(default_factory=list, repr=False)
 
     def watch_outputs(self) -> None:

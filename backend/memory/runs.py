@@ -229,6 +229,7 @@ class Steps:
                 self._known.clear()
                 elsewhere = Stores()
                 for run in self._live:
+                    run.let_go_before = len(run.let_go)
                     for counted in (run.inputs, run.outputs, run.eager):
                         elsewhere.update(counted)
                 elsewhere.add(parameters_of(self._known_leaves()))

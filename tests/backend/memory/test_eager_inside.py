@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 ROWS, WIDTH, OUTPUTS = 128, 32, 128
 
@@ -89,8 +90,14 @@ def shared(outputs, target, number):
     return (outputs * number + (outputs * number).tanh() + (outputs * number).exp()).mean()
 
 
+def checkpointed(outputs, target, number):
+    """What a checkpoint makes again in the backward."""
+    return checkpoint(lambda x: x.sin().exp().cos().square().mean(), outputs * number, use_reentrant=False)
+
+
 LOSSES = [ranked, scaled, shifted, weighed, cumulated, alike, contrasted, smoothed, separated, blended, distilled,
-          structural, spectral, repeated, shared]  # fmt: skip
+          structural, spectral, repeated, shared,
+          checkpointed]  # fmt: skip
 
 
 @pytest.mark.parametrize("loss", LOSSES)
