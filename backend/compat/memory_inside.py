@@ -106,7 +106,11 @@ def _can_push() -> bool:
 def _storages(values: Any) -> Iterator[Any]:
     for value in torch.utils._pytree.tree_leaves(values):
         if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-            yield value.untyped_storage()
+            try:
+                storage = value.untyped_storage()
+            except (RuntimeError, NotImplementedError):  # a subclass may have none
+                continue
+            yield storage
 
 
 #: A loss may be differentiated inside of what Dynamo compiles.
