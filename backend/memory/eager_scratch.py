@@ -6,6 +6,7 @@ is released.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,8 @@ from optpass.backend.memory.probe import Described, workspace_of
 from optpass.passes.memory.workspace import op_workspace
 from optpass.passes.memory.workspace_call import Call
 from optpass.passes.memory.workspace_library import is_library
+
+log = logging.getLogger(__name__)
 
 #: Of the arguments of a convolution's backward, those of its forward.
 _FORWARD = ("input", "weight", "stride", "padding", "dilation", "transposed", "output_padding", "groups")
@@ -37,7 +40,8 @@ class Scratch:
             if call is None or not is_library(call):
                 return op_workspace(target, args, kwargs, result)
             described = Described.of(call) if all(t.device.type == "cpu" for _, t in call.tensors()) else None
-        except Exception:  # noqa: BLE001  # this runs in the user's backward, which no formula may end
+        except Exception as error:  # noqa: BLE001  # this runs in the user's backward, which no formula may end
+            log.debug("the workspace of %s is not known: %s", target, error)
             return 0
         if described is not None:
             self.asked.append((beside, described))
