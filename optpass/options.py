@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
 
 from optpass.errors import ConfigError, did_you_mean
+from optpass.option_files import find_toml
 from optpass.option_tables import TABLES, AttentionOptions, TableOption
 from optpass.units import Budget, parse_budget
 
@@ -193,43 +194,6 @@ def _toml_layer(start: Path | None) -> tuple[Path, Mapping[str, Any]] | None:
         return find_toml(start or Path.cwd())
     except FileNotFoundError:
         return None  # the working directory was removed under us: no folder, no file
-
-
-def find_toml(start: Path) -> tuple[Path, Mapping[str, Any]] | None:
-    """The nearest `optpass.toml`, or `pyproject.toml` with `[tool.optpass]`, in `start` or a folder above it."""
-    for folder in (start, *start.parents):
-        own = folder / "optpass.toml"
-        if _is_file(own):
-            return own, read_toml(own)
-        project = folder / "pyproject.toml"
-        if _is_file(project):
-            try:
-                tools = tomllib.loads(project.read_text(encoding="utf-8")).get("tool")
-            except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError):
-                tools = None  # a broken pyproject.toml is its own tools' business, and says nothing to us
-            table = tools.get("optpass") if isinstance(tools, dict) else None
-            if table is not None:
-                return project, table
-    return None
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:
-        return False  # a folder above us that we may not look into
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file as a dict; `ConfigError` with path, line and cause where it cannot be read."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
 
 
 def _checked(layer: Mapping[str, Any], where: str) -> Mapping[str, Any]:

@@ -18,7 +18,8 @@ import torch
 import optpass
 from optpass.backend import compat
 from optpass.errors import ConfigError
-from optpass.options import Options, environment_layer, find_toml, resolve
+from optpass.option_files import find_toml
+from optpass.options import Options, environment_layer, resolve
 from optpass.passes import devices
 from optpass.passes.roofline import calibration
 from optpass.reporting.environment import cpu_model

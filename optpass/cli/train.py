@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from optpass.training.config import TrainingConfig
     from optpass.training.loop import StepEvent
-    from optpass.training.run import OnStep, Outcome, Prepared
+    from optpass.training.outcome import Outcome
+    from optpass.training.run import OnStep, Prepared
 
 #: Exit code where a step needed more memory than its budget.
 OVER_BUDGET = 3

@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic.fields import FieldInfo
 
 from optpass.errors import ConfigError, did_you_mean
-from optpass.options import Options, read_toml, resolve
+from optpass.option_files import read_toml
+from optpass.options import Options, resolve
 from optpass.units import parse_budget, parse_bytes
 
 TABLES = ("training", "options")

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from optpass.errors import ConfigError
-from optpass.options import Options, environment_layer, find_toml, read_toml, resolve
+from optpass.option_files import find_toml, read_toml
+from optpass.options import Options, environment_layer, resolve
 
 NOWHERE = Path("/")
 

@@ -82,7 +82,7 @@ def test_compare_holds(job: Callable[..., str], capsys: pytest.CaptureFixture[st
 def test_compare_that_does_not_hold_exits_1(
     job: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from optpass.training.run import Outcome
+    from optpass.training.outcome import Outcome
 
     monkeypatch.setattr(Outcome, "max_difference", lambda self: (0.5, 2))
     assert run(job(), "--compare", "eager") == 1

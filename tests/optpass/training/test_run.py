@@ -20,6 +20,7 @@ from optpass.training import run
 from optpass.training.config import load
 from optpass.training.errors import TrainError
 from optpass.training.loop import StepEvent, loss_of, train_steps
+from optpass.training.outcome import Outcome
 
 JobFile = Callable[..., Path]
 
@@ -89,13 +90,13 @@ def test_compare_matches_eager_through_inductor_with_dropout_on(job_file: JobFil
 
 
 def test_compare_says_when_it_does_not_hold(job_file: JobFile) -> None:
-    outcome = run.Outcome(
+    outcome = Outcome(
         steps=[StepEvent(1, 2.0, 1, 1, 1), StepEvent(2, 1.5, 1, 1, 1)],
         eager=[StepEvent(1, 2.0, 1, 1, 1), StepEvent(2, 1.25, 1, 1, 1)],
     )
     assert outcome.max_difference() == (0.25, 2)
     assert outcome.holds(0.2) is False and outcome.holds(0.25) is True
-    assert run.Outcome().holds(0.1) is None
+    assert Outcome().holds(0.1) is None
 
 
 def test_only_inductor_is_told_to_draw_as_eager_does() -> None:
