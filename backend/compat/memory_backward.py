@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from optpass.backend.compat.dynamo import TracingContext
 from optpass.backend.compat.memory_autograd import is_compiled, is_packed, leaf_of, order, saved_by_function, walk
 
 #: What a node saves of its own results begins so; as such they are named elsewhere.
@@ -62,7 +63,8 @@ class Held:
 
 
 def watch_backwards(told: Callable[[list[Any]], None]) -> Callable[[], None]:
-    """Call `told` with the nodes that each backward begins at, before it begins; what ends that.
+    """Call `told` with the nodes that each backward begins at, before it begins; what ends that. Of what a compiler
+    differentiates while it traces a graph nothing is told.
 
     Where this torch asks its engine for a backward in another way, nothing is told.
     """
@@ -78,7 +80,7 @@ def watch_backwards(told: Callable[[list[Any]], None]) -> Callable[[], None]:
     quietly = untraced(tell)
 
     def asked(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if active:
+        if active and TracingContext.try_get() is None:
             quietly(outputs)
         return original(outputs, *args, **kwargs)
 

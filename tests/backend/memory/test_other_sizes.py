@@ -138,3 +138,19 @@ def test_what_larger_sizes_need_is_not_known_where_the_caches_answered():
     known, unknown = (Growth([(0, rows, 64)], sizes) for sizes in ([32 * rows], None))
     assert known.at([64]) == unknown.at([64]) == 1
     assert known.at([128]) == 2 and unknown.at([128]) == math.inf
+
+
+def test_another_size_is_compiled_while_a_run_waits_for_its_backward():
+    """To trace a graph of dynamic sizes is to differentiate it, which is no backward of the step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32), nn.Tanh())
+    batches = [torch.randn(rows, 32) for rows in (64, 48, 40)]
+    sum(model(x).square().mean() for x in batches).backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    torch._dynamo.reset()
+    options = {"inner": "aot_eager", "optimizer": "none", "memory_budget": 10**10, "strict": True}
+    call = torch.compile(model, backend="optpass", options=options)
+    for _ in range(2):
+        model.zero_grad()
+        sum(call(x).square().mean() for x in batches).backward()
+        torch.testing.assert_close([p.grad for p in model.parameters()], expected)
