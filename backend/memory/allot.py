@@ -90,12 +90,20 @@ def choices_of(known: Search, tail: int, less: int = 0, waits: bool = True, befo
     return _best(list(found.values()))
 
 
-def light(search: Search) -> Timeline:
-    """The plan of the smallest sum of its peak and what it holds: what it needs beside one more run of itself."""
-    choices = choices_of(search, search.problem.tail)
-    least = min(choices, key=lambda choice: (choice.peak + choice.held, choice.seconds))
-    assert least.state is not None  # choices of a search have one
-    return search.schedule.run(State.thawed(least.state))
+def light(search: Search, runs: int = 1, room: int = 0) -> Timeline:
+    """The plan of the smallest sum of its peak and what it holds, so many times: what it needs beside `runs` more runs
+    of itself; or the fastest of which that fits `room`, with what comes between the halves of each."""
+    tail = search.problem.tail
+    choices = choices_of(search, tail)
+
+    def needed(choice: Choice) -> int:
+        return choice.peak + runs * choice.held
+
+    fitting = [choice for choice in choices if needed(choice) + runs * tail <= room]
+    fastest = min(fitting, key=lambda choice: (choice.seconds, needed(choice)), default=None)
+    chosen = fastest or min(choices, key=lambda choice: (needed(choice), choice.seconds))
+    assert chosen.state is not None  # choices of a search have one
+    return search.schedule.run(State.thawed(chosen.state))
 
 
 def _choice(

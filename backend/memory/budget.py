@@ -22,7 +22,9 @@ class Budget:
         at_optimizer: peak while the optimizer steps, which no plan changes; bytes, all counted.
         optimizer: its name, for messages.
         trained_itemsize: bytes per element of most parameters.
-        shared: more graphs follow in the same step, which nobody has seen yet: what can be is left to them.
+        shared: more graphs follow in the same step, or calls of it, which nobody has seen yet: what can be is left to
+            them.
+        to_come: calls of it that may follow in the same step before its backward.
         tail: what happens between its forward and its backward, where that has been seen.
         follow: bytes that are needed on top of what it holds while other graphs of the step run.
         state: a state of the search that was chosen for the step as a whole; with the number of operations.
@@ -41,6 +43,7 @@ class Budget:
     optimizer: str = "none"
     trained_itemsize: int = 4
     shared: bool = False
+    to_come: int = 0
     tail: Tail | None = None
     follow: int = 0
     state: tuple[int, FrozenState] | None = None

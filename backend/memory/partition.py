@@ -18,6 +18,7 @@ from torch import fx
 from optpass.backend import compat, snapshot
 from optpass.backend.compat import partition as parts
 from optpass.backend.compat.memory import indices_kept
+from optpass.backend.compat.memory_calls import LOOP
 from optpass.backend.memory.accumulate import accumulate_in_place
 from optpass.backend.memory.allot import light
 from optpass.backend.memory.budget import ENGINE_BYTES, Budget
@@ -167,6 +168,8 @@ class BudgetPartitioner:
         if likely and not self.budget.lenient:
             base = self._replayed_default(joint, default, kwargs)
             follow = FOLLOW * sum(base.saved_bytes.values()) if self.budget.shared else 0
+            if self.budget.to_come:  # what the others hold and return, and what a loss makes of that
+                follow = max(follow, (self.budget.to_come + 1) * base.handed_bytes)
             if self._needed(base) + follow <= room:
                 if self.budget.at_optimizer > self.budget.bytes:
                     raise self._infeasible(search, search.schedule.run(search.start), base, self.budget.at_optimizer)
@@ -215,10 +218,12 @@ class BudgetPartitioner:
 
     def _offered(self, search: Search, carry_out: Callable[[Timeline], Trial], room: int) -> Trial | None:
         """The plan that was chosen for the step as a whole, if this is the graph that it was chosen for and it fits;
-        where nobody knows yet what follows, the one that holds least."""
+        where nobody knows yet what follows, the one that holds least, or needs least beside more calls of it."""
         if self.budget.shared:
-            trial = carry_out(least_held(search))
-            if trial.peak > room and self.budget.lenient:
+            more = self.budget.to_come
+            named = room if more < LOOP else 0  # of a loop nobody knows how long it is
+            trial = carry_out(light(search, more, named) if more else least_held(search))
+            if trial.peak > room and self.budget.lenient and not more:
                 trial = carry_out(light(search))
             return trial if trial.peak <= room or self.budget.lenient else None
         if self.budget.state is None or self.budget.state[0] != len(search.problem.operations):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from optpass.backend.compat.memory_calls import LOOP
 from optpass.backend.memory.eager_timeline import Shapes
 from optpass.backend.memory.expected import Expected, resize, shapes_of
 from optpass.backend.memory.filing import grown
@@ -126,7 +127,8 @@ class Planned:
 
     def _is_crowded(self) -> bool:
         """Whether the first step calls the graph again before its backward, and one more run of the same plan does not
-        fit beside those that wait; of several that wait, as many more: a loop is likely to go on."""
+        fit beside those that wait; of several that wait, as many more, unless its caller names the calls: a loop is
+        likely to go on."""
         leaf, budget = self._leaf, self._leaf.partitioner.budget
         if leaf.seen or leaf.situations or self._case.crowded:
             return False
@@ -141,7 +143,8 @@ class Planned:
         else:
             return False
         others = STEPS.held()[0] - budget.statics.activations
-        return peak + others + (waiting - 1) * leaf.held > budget.bytes
+        more = 0 if 0 < budget.to_come < LOOP else (waiting - 1) * leaf.held
+        return peak + others + more > budget.bytes
 
     def _outgrows(self, growth: float, args: Sequence[Any]) -> bool:
         """Whether the plan may not fit where tensors are so many times as large as it was made for, or where the loss

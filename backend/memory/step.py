@@ -15,6 +15,7 @@ import torch
 from torch import fx, nn
 
 from optpass.backend import compat
+from optpass.backend.compat.memory_calls import calls_to_come
 from optpass.backend.memory.apart import STARTED
 from optpass.backend.memory.budget import Budget
 from optpass.backend.memory.caller import held_in_call
@@ -31,6 +32,8 @@ from optpass.passes.memory.budget import budget_bytes
 from optpass.passes.memory.optimizer_search import states_of
 from optpass.passes.memory.plan import Ledger
 
+CALLED_AGAIN = "planned to leave room in the first step, since its caller may call it again before a backward"
+
 
 @dataclass(frozen=True)
 class StepTensors:
@@ -43,6 +46,7 @@ class StepTensors:
         around: elements and bytes of other tensors that the caller holds, of those with as many as an output.
         held: what the function that calls the graph holds beside them, and beside an index for each row of an output.
         module_tensors: positions of those buffers that are inputs of the graph.
+        to_come: calls of the graph that the function which calls it may make before it asks for a backward.
     """
 
     parameters: tuple[tuple[int, torch.Tensor], ...]
@@ -52,6 +56,7 @@ class StepTensors:
     unread: Stores = field(default_factory=Stores)
     around: tuple[tuple[int, int], ...] = ()
     held: tuple[torch.Tensor, ...] = ()
+    to_come: int = 0
 
     @classmethod
     def of(
@@ -89,6 +94,7 @@ class StepTensors:
         return cls(
             tuple(parameters), tuple(buffers), tuple(inputs), tuple(lent), Stores(unread), tuple(sorted(others)),
             tuple(t for t in mine if t.layout == torch.strided and not read.has(t.untyped_storage())),
+            calls_to_come() if torch.is_grad_enabled() else 0,
         )  # fmt: skip
 
     @property
@@ -142,6 +148,7 @@ def budget_of(
     eager = sum(size for key, size in Stores([*tensors.inputs, *saved]).alive().items() if key not in known)
     inputs = sum(size for key, size in Stores(tensors.inputs).alive().items() if key not in known)
     apart = _apart(tensors, everything)
+    to_come = tensors.to_come if expected.tail is None else 0
     size = storage_bytes(trained)
     statics = Ledger(
         parameters=storage_bytes(everything),
@@ -159,13 +166,14 @@ def budget_of(
         at_optimizer=at_optimizer,
         optimizer=optimizer.name,
         trained_itemsize=itemsize,
-        shared=more_follow or expected.crowded,
+        shared=more_follow or expected.crowded or to_come > 0,
+        to_come=to_come,
         lenient=expected.crowded,
         tail=expected.tail,
         around=tensors.around,
         apart=apart,
         where=where,
-        notes=(*optimizer.notes, *expected.notes),
+        notes=(*optimizer.notes, *expected.notes, *((CALLED_AGAIN,) if to_come else ())),
     )
 
 

@@ -61,21 +61,18 @@ def test_a_graph_that_runs_several_times_is_budgeted(programs):
             torch.manual_seed(1)
             F.cross_entropy(model(ids).view(-1, 50), target).backward()
 
-        for _ in range(3):
+        peaks = []
+        for _ in range(4):
             clear(model)
-            step()
-        gradients = [p.grad for p in model.parameters()]
-        clear(model)
-        peak = storage_bytes([*model.parameters(), ids, target]) + measure_peak(step).bytes_above_start
-        return peak, gradients
+            peaks.append(storage_bytes([*model.parameters(), ids, target]) + measure_peak(step).bytes_above_start)
+        return peaks, [p.grad for p in model.parameters()]
 
-    peak, gradients = trained(10**9)
+    (*_, peak), gradients = trained(10**9)
     assert not optpass.report().warnings
     budget = int(0.6 * peak)
     less, same = trained(budget)
-    assert less <= budget
+    assert max(less) <= budget  # in the first step, too: its caller calls it in a loop
     assert all(torch.equal(a, b) for a, b in zip(gradients, same, strict=True))
-    assert any("runs again before its backward" in text for text in optpass.report().warnings)
 
 
 def test_marked_sizes_and_micro_batches(steps, programs):

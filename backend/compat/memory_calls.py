@@ -1,0 +1,105 @@
+"""How often a function calls a compiled one again before it asks for a backward, read from its bytecode. For
+`backend.memory`: in the first step nothing else says so.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+import types
+from itertools import pairwise
+from typing import Any
+
+#: Calls that a loop is taken to make: what each holds then decides.
+LOOP = 8
+_JUMPS = frozenset(dis.hasjrel + dis.hasjabs)
+#: What may stand between the name of what is called and the call, beside the arguments.
+_ON_THE_WAY = ("LOAD_ATTR", "LOAD_METHOD", "PUSH_NULL", "PRECALL", "KW_NAMES")
+#: Names of what ends the part of a step in which forwards run.
+_BACKWARD = frozenset({"backward", "grad"})
+#: Functions that are asked, from the innermost on: the next where one returns without a backward, as a helper that
+#: normalizes what a network gives.
+_CALLERS = 3
+
+_Key = tuple[str, ...]
+
+
+def calls_to_come() -> int:
+    """How often the function in whose call a graph is being compiled may call the same thing, by the same name, before
+    it comes to a backward; `LOOP` times in a loop. What it calls itself is not looked into: 0 where that, and not it or
+    who called it, asks for the backward, and where it cannot be told.
+    """
+    frame: Any = sys._getframe()
+    asked = calls = 0
+    while frame is not None and asked < _CALLERS:
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in ("torch", "optpass"):
+            asked += 1
+            found, returns, comes = _from_call(frame.f_code, frame.f_lasti)
+            calls = calls or found
+            if comes or not returns:
+                return calls if comes else 0
+        frame = frame.f_back
+    return 0
+
+
+def _from_call(code: types.CodeType, last: int) -> tuple[int, bool, bool]:
+    """How many calls of the same can follow the one that is running before any backward, whether the function may end
+    before any, and whether it may come to one."""
+    instructions = {i.offset: i for i in dis.get_instructions(code)}
+    listed, following = list(instructions.values()), dict(pairwise(instructions))
+    call = max((offset for offset in instructions if offset <= last), default=0)  # its cache is behind it
+    wanted = _called(listed, call)
+    if call not in following:
+        return 0, False, False
+    todo, seen, found, ends, comes = [following[call]], set[int](), 0, False, False
+    while todo:
+        at = todo.pop()
+        if at in seen or at not in instructions:
+            continue
+        seen.add(at)
+        name, target = instructions[at].opname, instructions[at].argval
+        if name.startswith("LOAD_") and isinstance(target, str) and target in _BACKWARD:
+            comes = True
+            continue
+        if wanted is not None and name.startswith("CALL") and _called(listed, at) == wanted:
+            found += LOOP if at == call else 1
+        ends |= name.startswith("RETURN_")
+        if name.startswith(("RETURN_", "RAISE_", "RERAISE")):
+            continue
+        if instructions[at].opcode in _JUMPS and isinstance(target, int):
+            todo.append(target)
+        if at in following and not (name.startswith("JUMP_") and not name.startswith("JUMP_IF")):
+            todo.append(following[at])
+    return min(found, LOOP), ends, comes
+
+
+def _called(instructions: list[dis.Instruction], at: int) -> _Key | None:
+    """The names by which a call finds what it calls: ('self', 'encoder'); None where it is no name.
+
+    They begin in the source where the call begins, its arguments behind that.
+    """
+    index = next((k for k, i in enumerate(instructions) if i.offset == at), None)
+    if index is None or not instructions[index].opname.startswith("CALL"):
+        return None
+    start, names = _start(instructions[index]), list[str]()
+    if start is None:
+        return None
+    for i in reversed(instructions[:index]):
+        if _start(i) != start:
+            continue
+        value = i.argval[0] if isinstance(i.argval, tuple) and i.argval else i.argval
+        if i.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            names.append(str(value))
+        elif i.opname.startswith("LOAD_") and isinstance(value, str):
+            return (value, *reversed(names))
+        elif i.opname not in _ON_THE_WAY:
+            return None
+    return None
+
+
+def _start(instruction: dis.Instruction) -> tuple[int, int] | None:
+    """Line and column at which its part of the source begins."""
+    where = instruction.positions
+    if where is None or where.lineno is None or where.col_offset is None:
+        return None
+    return where.lineno, where.col_offset
