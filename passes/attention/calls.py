@@ -5,6 +5,7 @@ Nothing here knows of a graph or of what was called before; that is `lower`'s.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -90,3 +91,15 @@ def map_tensors(item: Any, function: Callable[[torch.Tensor], Any]) -> Any:
         mapped = [map_tensors(i, function) for i in item]
         return tuple(mapped) if isinstance(item, tuple) else mapped
     return item
+
+
+def rate(p: Any, needed: bool) -> float:
+    """The probability of a dropout, NaN where it is not known.
+
+    Under dynamic shapes a module's `p` is an input of the graph. That it is 0 becomes a guard, and where it is `needed`
+    so does any other value: AOTAutograd does the same later on, but other compilers are given the graph only once.
+    """
+    hint = getattr(getattr(p, "node", None), "hint", None)
+    if isinstance(p, (int, float)) or (hint is not None and (needed or hint == 0)):
+        return float(p)
+    return math.nan

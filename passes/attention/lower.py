@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -41,21 +40,22 @@ _RESHAPING = frozenset(
 )
 
 
-def lower(graph: fx.Graph, constant: Callable[[str], Any] | None = None) -> Program:
+def lower(graph: fx.Graph, constant: Callable[[str], Any] | None = None, rates: bool = False) -> Program:
     """The program of `graph`.
 
     Args:
         graph: Dynamo-stage graph with `meta["example_value"]`.
         constant: the object behind a `get_attr` target; None where there is none to look at.
+        rates: probabilities of dropout are needed as numbers; a symbolic one becomes a guard.
     """
-    return _Lowering(graph, constant or (lambda _target: None)).run()
+    return _Lowering(graph, constant or (lambda _target: None), rates).run()
 
 
 class _Lowering:
     """State of one lowering: which Python tensor stands for which Value, and what memory was written to."""
 
-    def __init__(self, graph: fx.Graph, constant: Callable[[str], Any]) -> None:
-        self.graph, self.constant = graph, constant
+    def __init__(self, graph: fx.Graph, constant: Callable[[str], Any], rates: bool) -> None:
+        self.graph, self.constant, self.rates = graph, constant, rates
         self.program = Program()
         self.known: dict[int, Value] = {}  #: id of a fake tensor -> its Value; `kept` keeps the ids from being reused
         self.kept: dict[int, list[torch.Tensor]] = {}  #: tensors by their storage
@@ -158,18 +158,17 @@ class _Lowering:
     def _dropout(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         """One operation whatever the device: its random numbers are what a rewrite may not touch."""
         given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
-        p, training = given.get("p", 0.5), given.get("training", given.get("train", True))
+        p, training = calls.rate(given.get("p", 0.5), self.rates), given.get("training", given.get("train", True))
         x = self.known.get(id(given["input"]))
         if x is None or given.get("inplace") or not isinstance(training, bool):
             return self._closed(node)
         self.program.ran.add(node)
-        if not training or (isinstance(p, (int, float)) and p == 0):
+        if not training or p == 0:
             return x
         self.recording = False
         result = torch.empty_like(given["input"])
         self.recording = True
-        known = float(p) if isinstance(p, (int, float)) else math.nan  # Dynamo can make the module's p an input
-        return self._new(result, op=torch.ops.aten.native_dropout.default, args=(x, known, True))
+        return self._new(result, op=torch.ops.aten.native_dropout.default, args=(x, p, True))
 
     # ---- values -----------------------------------------------------------------------------------------------
 

@@ -60,7 +60,8 @@ class GraphWork:
 
     def __init__(self, gm: fx.GraphModule, ctx: PassContext, config: AttentionConfig, result: PassResult) -> None:
         self.gm, self.ctx, self.config, self.result = gm, ctx, config, result
-        self.program = lower(gm.graph, lambda target: getattr(gm, target, None))
+        swaps = config.dropout == "swap"
+        self.program = lower(gm.graph, lambda target: getattr(gm, target, None), rates=swaps)
         multiply_matrices(self.program)
         self.roots = root_values(self.program, gm.graph)
         self.live = live_values(self.program, gm.graph)
@@ -126,7 +127,7 @@ class GraphWork:
         if math.isnan(site.dropout) and self.config.dropout == "swap":
             raise Blocked("the probability of its dropout is not known when compiling", site.dropout_value)
         if site.dropout and self.config.dropout == "keep":
-            rate = "" if math.isnan(site.dropout) else f" {site.dropout:g}"
+            rate = " of an unknown rate" if math.isnan(site.dropout) else f" {site.dropout:g}"
             raise Blocked(
                 f"dropout{rate} is active and the kernel draws other random numbers "
                 "(options={'attention': {'dropout': 'swap'}} allows that)",

@@ -157,3 +157,39 @@ def test_the_trial_of_flex_is_not_the_programs_business() -> None:
             assert tried() is expected
         finally:
             torch.set_default_dtype(torch.float32)
+
+
+class Dropping(torch.nn.Module):
+    """Under dynamic shapes its dropout's `p` is an input of the graph."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.dropout = torch.nn.Dropout(p)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        found: Tensor = self.dropout(scores(q, k, None, 0.0).softmax(-1)) @ v
+        return found
+
+
+@pytest.mark.parametrize("word", ["keep", "swap"])
+def test_a_rate_that_is_an_input_is_guarded(word: str) -> None:
+    """That a rate is 0 is all that 'keep' needs to know; with 'swap' any rate is as good."""
+    module, graphs = Dropping(0.0 if word == "keep" else 0.25), []
+    torch._dynamo.reset()
+    optpass.reset_report()
+    options = {"inner": lambda gm, _: graphs.append(gm) or gm, "strict": True}
+    options["attention"] = {"mode": "always", "dropout": word}
+    call = torch.compile(module, backend="optpass", fullgraph=True, dynamic=True, options=options)
+    operands = [torch.randn(B, H, S, D, requires_grad=True) for _ in range(3)]
+    call(*operands)
+    assert len(optpass.report().sites("attention")) == 1
+    for rate in (0.5, 1.0, 0.0):
+        module.dropout.p = rate
+        torch.manual_seed(1)
+        wanted = module(*operands)
+        torch.manual_seed(1)
+        assert word == "swap" or torch.allclose(call(*operands), wanted, atol=1e-5)
+        if rate == 0.5:
+            dropped = (call(*operands) - call(*operands)).abs().max()
+            assert dropped > 1e-3
+    assert all("dropout" in site.reason for site in optpass.report().declined("attention"))
