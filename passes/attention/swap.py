@@ -19,6 +19,8 @@ from optpass.passes.attention.site import Blocked, Site
 
 #: How many nodes after the call are followed to see that other strides do no harm.
 _FOLLOW = 16
+#: What copies where the strides ask for it.
+_COPIES = ("reshape", "flatten", "contiguous")
 
 
 def live_values(program: Program, graph: fx.Graph) -> set[Value]:
@@ -142,6 +144,9 @@ class Attachment:
         if self.direct:
             final = place(writer, result, layout, self.dims)
             final = self._strided(writer, self.node, self._shaped(writer, final, self.value))
+            if final.meta["example_value"].requires_grad and self._leaves_the_graph():
+                # The kernel keeps its result for the backward, and the caller may write to what it gets.
+                final = writer.call(torch.clone, final, memory_format=torch.preserve_format)
             self.node.replace_all_uses_with(final)
             return
         final = place(writer, result, layout, self.site.out_dims)
@@ -163,6 +168,20 @@ class Attachment:
                     replaced.append((user, writer.value(part)))
         for old, new in replaced:
             old.replace_all_uses_with(self._strided(writer, old, new))
+
+    def _leaves_the_graph(self) -> bool:
+        """Whether the caller may be given the result's own memory: in other strides, a copy may be none."""
+        todo, memory = [self.node], {self.value.storage}
+        for node in todo:
+            for user in node.users:
+                if user.op == "output":
+                    return True
+                made = {v.storage for v in flat_values(self.program.of_node.get(user))}
+                if str(user.target).rpartition(".")[2] in _COPIES:
+                    memory |= made
+                if made & memory and user not in todo:
+                    todo.append(user)
+        return False
 
     def _shaped(self, writer: Writer, final: fx.Node, value: Value) -> fx.Node:
         """`final`, its sizes written as those of `value`: that they are the same may be what a guard says."""

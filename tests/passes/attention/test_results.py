@@ -1,0 +1,78 @@
+"""The caller may write to what a graph returns, as to any tensor: a kernel keeps its result for the backward.
+
+AOTAutograd does not see such writes where it returns a view: gradients were wrong without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import optpass
+
+pytestmark = pytest.mark.usefixtures("clean", "seeded")
+
+B, H, S, D = 2, 3, 24, 8
+
+
+def scores(q: Tensor, k: Tensor) -> Tensor:
+    return q @ k.mT * D**-0.5
+
+
+def heads(x: Tensor) -> Tensor:
+    return x.view(B, S, H, D).transpose(1, 2)
+
+
+def as_it_is(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    return scores(heads(x), heads(y)).softmax(-1) @ heads(z)
+
+
+def reshaped(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    return as_it_is(x, y, z).transpose(1, 2).reshape(B, S, H * D)
+
+
+def contiguous(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    return as_it_is(x, y, z).transpose(1, 2).contiguous().view(B, S, H * D)
+
+
+def by_einsum(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    q, k, v = (t.view(B, S, H, D) for t in (x, y, z))
+    weights = torch.einsum("bihd,bjhd->bhij", q, k).softmax(-1)
+    return torch.einsum("bhij,bjhd->bihd", weights, v).reshape(B, S, H * D)
+
+
+def dropped_nowhere(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    return torch.dropout(as_it_is(x, y, z), 0.5, False).flatten(2)
+
+
+PROGRAMS = (as_it_is, reshaped, contiguous, by_einsum, dropped_nowhere)
+
+
+def gradients(call: Callable[..., Tensor], operands: list[Tensor]) -> tuple[Tensor, ...]:
+    result = call(*operands)
+    result += 1
+    return torch.autograd.grad(result.sin().sum(), operands)
+
+
+@pytest.mark.parametrize("inner", [lambda gm, _: gm, "aot_eager"], ids=["callable", "aot_eager"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_what_a_graph_returns_may_be_written_to(program: Any, inner: Any) -> None:
+    options = {"inner": inner, "strict": True, "attention": "always", "disable_passes": ["roofline"]}
+    call = torch.compile(program, backend="optpass", fullgraph=True, options=options)
+    operands = [torch.randn(B, S, H * D, requires_grad=True) for _ in range(3)]
+    ours = gradients(call, operands)
+    assert len(optpass.report().sites("attention")) == 1
+    exact = gradients(program, [t.detach().double().requires_grad_() for t in operands])
+    for got, wanted in zip(ours, exact, strict=True):
+        assert float((got - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
+
+
+def test_results_that_stay_in_the_graph_are_not_copied(kernels: Any, compiled: Any) -> None:
+    weight = torch.randn(H * D, H * D, requires_grad=True)
+    operands = [torch.randn(B, S, H * D, requires_grad=True) for _ in range(3)]
+    compiled(lambda *xs: reshaped(*xs) @ weight)(*operands)
+    assert kernels.sdpa and not kernels.nodes("clone")
