@@ -162,9 +162,12 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     query, key, value, mask, *options, seed = inputs
     ctx.save_for_backward(query, key, value, mask, seed)
     ctx.options = options
+    ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+    if grad is None:  # none comes back where `twice` differentiates in its place
+        return (None,) * 9
     query, key, value, mask, seed = ctx.saved_tensors
     backward = torch.ops.optpass.attention_in_blocks_backward
     return (*backward(grad, query, key, value, mask, *ctx.options, seed), *(None,) * 6)

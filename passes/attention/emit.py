@@ -113,6 +113,8 @@ class Writer:
         """Erase everything that was written."""
         for node in reversed(self.added):
             self.graph.erase_node(node)
+            if node.op == "get_attr" and isinstance(node.meta["example_value"], fx.GraphModule):
+                delattr(self.graph.owning_module, str(node.target))  # put there for this call alone
         self.added.clear()
 
     def to(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:

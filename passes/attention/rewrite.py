@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from optpass.passes.attention import autocast, blocks, flex, lost
+from optpass.passes.attention import autocast, blocks, flex, lost, twice
 from optpass.passes.attention.axes import Axis, Dims, resolve
 from optpass.passes.attention.emit import Writer, tensor_of
 from optpass.passes.attention.exact import Events
@@ -29,10 +29,16 @@ Layout = tuple[tuple[Axis, ...], ...]
 
 
 class Rewrite:
-    """One site being written; `summed` where others are added to it: the sum is rounded once, by the caller."""
+    """One site being written.
 
-    def __init__(self, writer: Writer, plan: Plan, *, summed: bool = False) -> None:
+    Args:
+        summed: others are added to it: the sum is rounded once, by the caller.
+        twice: its backward may be differentiated, since the graph is run as it is.
+    """
+
+    def __init__(self, writer: Writer, plan: Plan, *, summed: bool = False, twice: bool = False) -> None:
         self.writer, self.plan, self.summed = writer, plan, summed
+        self.twice = twice and plan.problem.training and not plan.site.dropout
         self.scale = plan.scale
         frame = plan.frame
         self.query_dims: Layout = (frame.batch, frame.heads, frame.rows, frame.depth)
@@ -70,9 +76,9 @@ class Rewrite:
         def sdpa() -> fx.Node:
             return autocast.without(self.writer, plan.problem.device, call) if narrowed else call()
 
-        if prefer is not None:
-            return self._finish(preferring(self.writer, plan.problem.device, prefer, sdpa), rows)
-        return self._finish(sdpa(), rows)
+        result = sdpa() if prefer is None else preferring(self.writer, plan.problem.device, prefer, sdpa)
+        operands = (query, key, value, mask)
+        return self._finish(self._differentiable(result, operands, self.writer.number(scale), 0.0), rows)
 
     def in_blocks(self) -> fx.Node:
         """Our own operator for CPUs, as `sdpa`; the scale is a number."""
@@ -84,7 +90,8 @@ class Rewrite:
             device = self.plan.site.output.tensor.device
             seed = self.writer.call(torch.randint, 0, 2**63 - 1, (1,), dtype=torch.int64, device=device)
             arguments += [self.plan.site.dropout, seed]
-        return self._finish(self.writer.call(blocks.OPERATOR, *arguments), rows)
+        result = self.writer.call(blocks.OPERATOR, *arguments)
+        return self._finish(self._differentiable(result, (query, key, value, mask), *arguments[5:7]), rows)
 
     def flex(self, attach: Callable[[str, fx.GraphModule], fx.Node]) -> fx.Node:
         """FlexAttention, as `sdpa`; `attach` puts a graph on the owning module."""
@@ -107,6 +114,14 @@ class Rewrite:
         dropout = plan.site.dropout
         return self._finish(call.dropped(dropout) if dropout else call.node(), rows)
 
+    def _differentiable(
+        self, result: fx.Node, operands: tuple[fx.Node | None, ...], scale: float | fx.Node, softcap: float
+    ) -> fx.Node:
+        if not self.twice:
+            return result
+        causal = self.plan.mask.kind == "causal"
+        return self.writer.call(twice.differentiable, result, *operands, causal, scale, softcap)
+
     def _prepared(self) -> tuple[fx.Node, fx.Node, fx.Node, fx.Node | None, Rows]:
         """q, k, v, the mask operand, and what is done to the result for rows without a key."""
         plan, scores = self.plan, self.plan.site.scores
@@ -116,7 +131,8 @@ class Rewrite:
         masks = self.masks
         keep = functools.partial(masks.keep, plan.mask.fills)
         events = Events(masks.events(), masks.event)
-        rows = EmptyRows(self.writer, plan, keep, events).write(query, key, value, masks.write())
+        empty = EmptyRows(self.writer, plan, keep, events, twice=self.twice)
+        rows = empty.write(query, key, value, masks.write())
         query, value, mask = rows.query, rows.value, rows.mask
         if isinstance(self.scale, torch.SymFloat) and not positive(self.scale):
             # Kernels scale their own minus infinities too, and what is appended to scores is divided by the scale.

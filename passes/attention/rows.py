@@ -43,10 +43,13 @@ class EmptyRows:
         plan: of the site.
         keep: writes the boolean operand of the plan's fills.
         events: what is done to the scores.
+        twice: gradients may be differentiated: nothing is written that is right in the first order alone.
     """
 
-    def __init__(self, writer: Writer, plan: Plan, keep: Callable[[], fx.Node], events: Events) -> None:
-        self.writer, self.plan, self.keep, self.events = writer, plan, keep, events
+    def __init__(
+        self, writer: Writer, plan: Plan, keep: Callable[[], fx.Node], events: Events, *, twice: bool = False
+    ) -> None:
+        self.writer, self.plan, self.keep, self.events, self.twice = writer, plan, keep, events, twice
         self.no_key = no_key(plan.site)
 
     def write(self, query: fx.Node, key: fx.Node, value: fx.Node, mask: fx.Node | None) -> Rows:
@@ -150,7 +153,7 @@ class EmptyRows:
         """
         call, plan = self.writer.call, self.plan
         shared = not self._evenly() and self._same_for_all_queries(mask)
-        if not self._evenly() and not shared:
+        if self.twice or (not self._evenly() and not shared):
             return self._exactly(query, key, value, mask)
         mask, size = self._shifted(mask)
         empty = call(torch.ge, size, -self.no_key)

@@ -148,7 +148,8 @@ class GraphWork:
         writer = self._writer(output.node, output)
         try:
             attachment = Attachment(parts[0].planned.site, self.program, self.live)
-            written = [Rewrite(writer, part.planned, summed=len(parts) > 1) for part in parts]
+            how = {"summed": len(parts) > 1, "twice": self.ctx.options.inner == "eager"}
+            written = [Rewrite(writer, part.planned, **how) for part in parts]
             results = [self._call(r, writer, part.choice) for r, part in zip(written, parts, strict=True)]
             layout: Layout = written[0].out_dims
             if len(results) > 1:

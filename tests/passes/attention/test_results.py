@@ -1,4 +1,6 @@
-"""The caller may write to what a graph returns, as to any tensor: a kernel keeps its result for the backward.
+"""What is done with results outside of the graph: they are written to, and their gradients are differentiated.
+
+The caller may write to what a graph returns, as to any tensor: a kernel keeps its result for the backward.
 
 AOTAutograd does not see such writes where it returns a view: gradients were wrong without a word.
 """
@@ -76,3 +78,41 @@ def test_results_that_stay_in_the_graph_are_not_copied(kernels: Any, compiled: A
     operands = [torch.randn(B, S, H * D, requires_grad=True) for _ in range(3)]
     compiled(lambda *xs: reshaped(*xs) @ weight)(*operands)
     assert kernels.sdpa and not kernels.nodes("clone")
+
+
+def capped(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    return torch.tanh(scores(heads(x), heads(y)) / 5).mul(5).softmax(-1) @ heads(z)
+
+
+def causal(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    masked = scores(heads(x), heads(y)).masked_fill(torch.ones(S, S, dtype=torch.bool).triu(1), -torch.inf)
+    return masked.softmax(-1) @ heads(z)
+
+
+def grouped(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    k, v = (heads(t)[:, :1].expand(-1, H, -1, -1) for t in (y, z))
+    return scores(heads(x), k).softmax(-1) @ v
+
+
+def lowest(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """Its first query has no key."""
+    mask = torch.ones(S, S, dtype=torch.bool).tril(-1)
+    masked = scores(heads(x), heads(y)) + torch.where(mask, 0.0, torch.finfo(torch.float32).min)
+    return masked.softmax(-1) @ heads(z)
+
+
+def second(call: Callable[..., Tensor], operands: list[Tensor]) -> tuple[Tensor, ...]:
+    first = torch.autograd.grad(call(*operands).sin().sum(), operands, create_graph=True)
+    return torch.autograd.grad(sum(g.square().sum() for g in first), operands)
+
+
+@pytest.mark.parametrize("program", (as_it_is, causal, grouped, capped, lowest), ids=lambda p: p.__name__)
+def test_gradients_have_gradients_where_the_graph_is_run_as_it_is(program: Any) -> None:
+    """torch's fused kernels have no second derivatives; with `inner="eager"` the program has them."""
+    call = torch.compile(program, backend="optpass", options={"inner": "eager", "strict": True, "attention": "always"})
+    operands = [torch.randn(B, S, H * D, requires_grad=True) for _ in range(3)]
+    ours = second(call, operands)
+    assert len(optpass.report().sites("attention")) == 1
+    exact = second(program, [t.detach().double().requires_grad_() for t in operands])
+    for got, wanted in zip(ours, exact, strict=True):
+        assert float((got - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
