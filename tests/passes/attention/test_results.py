@@ -116,3 +116,18 @@ def test_gradients_have_gradients_where_the_graph_is_run_as_it_is(program: Any) 
     exact = second(program, [t.detach().double().requires_grad_() for t in operands])
     for got, wanted in zip(ours, exact, strict=True):
         assert float((got - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
+
+
+def windows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Swin's masks beside a dynamic number of windows: what the result's batch is, no node says."""
+    n, length = mask.shape[0], q.shape[-2]
+    masked = (q @ k.mT).view(q.shape[0] // n, n, H, length, length) + mask[None, :, None]
+    return masked.view(-1, H, length, length).softmax(-1) @ v
+
+
+def test_a_flex_call_that_is_taken_back_leaves_nothing(compiled: Any) -> None:
+    call = compiled(windows, dynamic=True, mode="flex")  # strict: a change that is not said is an error
+    for batch, n, length in ((8, 4, 6), (6, 3, 9)):
+        operands = [torch.randn(batch, H, length, D) for _ in range(3)]
+        mask = torch.where(torch.rand(n, length, length) > 0.5, -100.0, 0.0)
+        assert torch.allclose(call(*operands, mask), windows(*operands, mask), atol=1e-5)
