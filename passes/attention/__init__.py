@@ -7,7 +7,7 @@ the softmax, whose spellings are in `softmaxes`; `scores` reads the chain to the
 what a mask is, `masking` how it reaches a kernel, `empty` what becomes of rows that it leaves without a key; `plan`
 decides how one call computes the site; `choice` asks `targets` for the kernel and `gate` whether it pays; `rewrite`
 writes the call with `emit`, its mask with `mask_operand`, and `rows` what kernels do otherwise in rows without a key;
-`twice` gives it second derivatives; `swap` puts it in place; `words` reports. `unseen` names what none of them
-understands; `zeros` reads weights that are set to zero. The operator of our own is in `blocks`, cut by `regions`,
-multiplied by `products`, shared out by `team`.
+`twice` gives it second derivatives; `swap` puts it in place, `returned` in memory of its own; `words` reports. `unseen`
+names what none of them understands; `zeros` reads weights that are set to zero. The operator of our own is in `blocks`,
+cut by `regions`, multiplied by `products`, shared out by `team`.
 """

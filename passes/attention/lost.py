@@ -245,6 +245,7 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 _LIBRARY.impl("lost_rows", _forward, "CompositeExplicitAutograd")
 _LIBRARY.impl("lost_rows_backward", _backward, "CompositeExplicitAutograd")
+_LIBRARY.impl("lost_rows_backward", torch.library.fallthrough_kernel, "Autograd")  # what it is made of is recorded
 torch.library.register_fake("optpass::lost_rows", _fake_forward, lib=_LIBRARY)
 torch.library.register_fake("optpass::lost_rows_backward", _fake_backward, lib=_LIBRARY)
 torch.library.register_autograd("optpass::lost_rows", _gradients, setup_context=_keep, lib=_LIBRARY)

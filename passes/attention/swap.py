@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from optpass.passes.attention import returned
 from optpass.passes.attention.axes import Dims, below, equal, is_one, known_equal, same_sizes
 from optpass.passes.attention.emit import Writer
 from optpass.passes.attention.ir import Program, Value, ancestors, flat_values
@@ -146,7 +147,7 @@ class Attachment:
             final = self._strided(writer, self.node, self._shaped(writer, final, self.value))
             if final.meta["example_value"].requires_grad and self._leaves_the_graph():
                 # The kernel keeps its result for the backward, and the caller may write to what it gets.
-                final = writer.call(torch.clone, final, memory_format=torch.preserve_format)
+                final = writer.call(returned.OPERATOR, final)
             self.node.replace_all_uses_with(final)
             return
         final = place(writer, result, layout, self.site.out_dims)

@@ -48,6 +48,7 @@ prims::minimum_value mkldnn::_reorder_linear_weight mkldnn::_reorder_convolution
 mkldnn::_reorder_convolution_transpose_weight mkldnn::_reorder_mkldnn_rnn_layer_weight
 mkl::_mkl_reorder_linear_weight onednn::qlinear_prepack onednn::qconv_prepack onednn::linear_prepack_fp16
 quantized_decomposed::convert_element_type optpass::lost_rows optpass::lost_rows_backward
+optpass::returned
 """)
 
 _VIEW_COPIES = [
