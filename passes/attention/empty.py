@@ -95,8 +95,14 @@ class Masked:
                     f"rows without a single key are not normalised by this spelling of softmax{ALLOWED}",
                     self.site.softmax,
                 )
-            empty = "exact" if by_logarithm(self.site) else empty
+            empty = "exact" if self._by_logarithm() else empty
         return empty, passes
+
+    def _by_logarithm(self) -> bool:
+        if by_logarithm(self.site) and self.site.scores.topped:
+            reason = "the maximum of all rows is taken off masked scores before the logarithm of the sum of each"
+            raise Blocked(f"{reason}{ALLOWED}", self.site.softmax)
+        return by_logarithm(self.site)
 
     def _told_apart(self) -> str:
         site = self.site
@@ -251,5 +257,9 @@ def is_quotient(site: Site) -> bool:
 
 
 def by_logarithm(site: Site) -> bool:
-    """`exp(x - logsumexp(x))`: beside large numbers the logarithm of what is added up is rounded off."""
-    return site.softmax.name == "exp" and site.softmax.args[0].name == "sub"
+    """`exp(x - logsumexp(x))` of scores that may be large: beside them the logarithm of what is added up is rounded off.
+
+    Not where the maximum of each row was taken off before: no row is large then.
+    """
+    written = site.softmax.name == "exp" and site.softmax.args[0].name == "sub"
+    return written and not site.scores.centred

@@ -273,6 +273,30 @@ def log_softmax_does_not_absorb(q, k, v, keep):
 
 
 @suite.equal(rows("one"))
+def logsumexp_behind_the_maximum(q, k, v, keep):
+    """The maximum of each row is taken off first: nothing is lost, and the row is the average."""
+    s = (q @ k.mT * 8**-0.5).masked_fill(~keep, torch.finfo(q.dtype).min)
+    s = s - s.amax(-1, keepdim=True)
+    return (s - s.logsumexp(-1, keepdim=True)).exp() @ v
+
+
+@suite.equal(rows("one"))
+def logsumexp_behind_the_maximum_of_all(q, k, v, keep):
+    """Of all rows: the one without a key is as low as before, and every weight of it is 1."""
+    s = (q @ k.mT * 8**-0.5).masked_fill(~keep, torch.finfo(q.dtype).min)
+    s = s - s.max()
+    return (s - s.logsumexp(-1, keepdim=True)).exp() @ v
+
+
+@suite.equal(rows("one"))
+def logsumexp_behind_the_lowest_maximum(q, k, v, keep):
+    """Of all rows, and none has a key: averages."""
+    s = (q @ k.mT * 8**-0.5).masked_fill(~(keep & False), torch.finfo(q.dtype).min)
+    s = s - s.max()
+    return (s - s.logsumexp(-1, keepdim=True)).exp() @ v
+
+
+@suite.equal(rows("one"))
 def sum_of_exp_absorbs_nothing(q, k, v, keep):
     """exp over its sum, without the maximum: 0 / 0 where everything is hidden, though finfo.min is finite."""
     e = (q @ k.mT * 8**-0.5).masked_fill(~keep, torch.finfo(q.dtype).min).exp()
