@@ -257,7 +257,7 @@ def is_quotient(site: Site) -> bool:
 
 
 def by_logarithm(site: Site) -> bool:
-    """`exp(x - logsumexp(x))` of scores that may be large: beside them the logarithm of what is added up is rounded off.
+    """`exp(x - logsumexp(x))` of scores that may be large: beside them the logarithm of their sum is rounded off.
 
     Not where the maximum of each row was taken off before: no row is large then.
     """
