@@ -5,14 +5,17 @@ Works on one site at a time and leaves the graph as it was where it cannot finis
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx
 
 from optpass.passes.attention import returned
 from optpass.passes.attention.axes import Dims, below, equal, is_one, known_equal, same_sizes
+from optpass.passes.attention.calls import storage_of
 from optpass.passes.attention.emit import Writer
 from optpass.passes.attention.ir import Program, Value, ancestors, flat_values
 from optpass.passes.attention.rewrite import Layout, place
@@ -20,6 +23,8 @@ from optpass.passes.attention.site import Blocked, Site
 
 #: How many nodes after the call are followed to see that other strides do no harm.
 _FOLLOW = 16
+#: Calls whose results torch's kernels keep; FlexAttention's is the first of several.
+_KEEPING = (F.scaled_dot_product_attention, operator.getitem)
 #: What copies where the strides ask for it.
 _COPIES = ("reshape", "flatten", "contiguous")
 
@@ -109,6 +114,20 @@ def _where(value: Value, program: Program) -> str:
     return f"go to {opaque}, which is not looked into" if opaque else "leave the graph or go to an opaque op"
 
 
+def _is_kept(final: fx.Node) -> bool:
+    """Whether it is memory that a kernel fills and keeps for the backward; our own operators keep no result."""
+    if not final.meta["example_value"].requires_grad:
+        return False
+    while final.target not in _KEEPING:
+        source = final.args[0] if final.args else None
+        if not isinstance(source, fx.Node) or not isinstance(made := source.meta.get("example_value"), torch.Tensor):
+            return False
+        if storage_of(made) != storage_of(final.meta["example_value"]):
+            return False
+        final = source
+    return True
+
+
 class Attachment:
     """Where the result of the call goes: the node that the user's result comes out of, and its layout there."""
 
@@ -145,8 +164,7 @@ class Attachment:
         if self.direct:
             final = place(writer, result, layout, self.dims)
             final = self._strided(writer, self.node, self._shaped(writer, final, self.value))
-            if final.meta["example_value"].requires_grad and self._leaves_the_graph():
-                # The kernel keeps its result for the backward, and the caller may write to what it gets.
+            if _is_kept(final) and self._leaves_the_graph():  # the caller may write to what it gets
                 final = writer.call(returned.OPERATOR, final)
             self.node.replace_all_uses_with(final)
             return
@@ -157,9 +175,9 @@ class Attachment:
     def _replace_returned(self, writer: Writer) -> None:
         """The node does more than attention (`multi_head_attention_forward`): write the rest of it again."""
         replaced: list[tuple[fx.Node, fx.Node]] = []
-        returned = self.program.of_node.get(self.node)
-        if isinstance(returned, Value):
-            replaced.append((self.node, writer.value(returned)))
+        whole = self.program.of_node.get(self.node)
+        if isinstance(whole, Value):
+            replaced.append((self.node, writer.value(whole)))
         else:
             for user in list(self.node.users):
                 part = self.program.of_node.get(user)
