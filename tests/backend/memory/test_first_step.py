@@ -164,6 +164,7 @@ def test_a_graph_that_is_called_again_before_its_backward_holds_less(told):
         assert all(torch.equal(a, b) for a, b in zip(reference, one, strict=True))
     said = "planned to leave room" if told else "planned to hold least"
     assert any(said in site.reason for site in _sites())
+    assert told or any("runs again before its backward" in text for text in optpass.report().warnings)
 
 
 def _sites():
