@@ -109,6 +109,12 @@ def _check_sums(masked: Masked) -> None:
     if any(abs(v) > site.scores.largest for t in terms for v in t.extremes if math.isfinite(v)):
         raise Blocked("masked scores are cast to a dtype where they become infinite", site.output)
     added_in = site.scores.added_in
+    held = min((torch.finfo(dtype).max for dtype in added_in), default=math.inf)
+    infinite = [t for t in terms if t.overflows(held)]
+    if not site.sink_behind:  # what is infinite at the end is so in a kernel's operand too
+        infinite = [t for t in infinite if t.size <= held]
+    if infinite and masked.exact_rows and not masked.never:
+        raise Blocked(f"masked scores become infinite where they are scaled{ALLOWED}", site.output)
     if site.sink is not None:  # such rows are not computed apart
         coarse = any(t.raises(added_in, masked.constant) for t in terms)
     else:

@@ -165,7 +165,7 @@ class Attachment:
             final = place(writer, result, layout, self.dims)
             final = self._strided(writer, self.node, self._shaped(writer, final, self.value))
             if _is_kept(final) and self._leaves_the_graph():  # the caller may write to what it gets
-                final = writer.call(returned.OPERATOR, final)
+                final = self._strided(writer, self.node, writer.call(returned.OPERATOR, final))
             self.node.replace_all_uses_with(final)
             return
         final = place(writer, result, layout, self.site.out_dims)

@@ -61,6 +61,17 @@ class Term:
         known = self.facts.bound is not None and not self.bias.factors
         return self.facts.bound * abs(self.bias.coefficient) if known and self.facts.bound is not None else math.inf
 
+    def overflows(self, largest: float) -> bool:
+        """Whether a number that it adds may be infinite once the sum is scaled, if nothing beyond `largest` is held."""
+        factor = most = abs(self.bias.written)
+        for step in self.bias.after or ():
+            if step.startswith("times"):
+                factor *= abs(float(step.split()[1]))
+                most = max(most, factor)
+        most = max(most, abs(self.bias.coefficient))
+        known = max(map(abs, self.facts.values), default=self.facts.bound)
+        return most > 1.0 and (known is None or known * most > largest)
+
     def small(self, limit: float) -> bool:
         """Proved to be of the size of a score."""
         return self.size < limit

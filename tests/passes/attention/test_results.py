@@ -80,6 +80,20 @@ def test_what_a_graph_returns_may_be_written_to(program: Any, inner: str) -> Non
         assert float((got - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
 
 
+def test_a_copy_of_a_part_has_the_strides_of_the_program(compiled: Any, kernels: Any) -> None:
+    """v is narrower than q and k: a kernel's result is cut, and a copy of that has other strides."""
+
+    def program(x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+        q = x.view(5, 2, 3, 8).permute(1, 2, 0, 3)
+        weights = scores(q, y.transpose(1, 2)).softmax(-1)
+        out = torch.bmm(weights.flatten(0, 1), v.reshape(6, 7, 3)).view(2, 3, 5, 3)
+        return out.transpose(1, 2).reshape(2, 5, 9)
+
+    operands = torch.randn(5, 2, 24), *(torch.randn(s, requires_grad=True) for s in ((2, 7, 3, 8), (2, 3, 7, 3)))
+    result = compiled(program)(*operands)
+    assert kernels.nodes("returned") and result.stride() == program(*operands).stride()
+
+
 def test_results_that_stay_in_the_graph_are_not_copied(kernels: Any, compiled: Any) -> None:
     weight = torch.randn(H * D, H * D, requires_grad=True)
     operands = [torch.randn(B, S, H * D, requires_grad=True) for _ in range(3)]

@@ -297,6 +297,20 @@ def logsumexp_behind_the_lowest_maximum(q, k, v, keep):
 
 
 @suite.equal(rows("one"))
+def infinite_on_the_way(q, k, v, keep):
+    """finfo.min is added, overflows where the sum is scaled, and stays minus infinity where it is scaled back."""
+    s = q @ k.mT * 8**-0.5 + torch.where(keep, 0.0, torch.finfo(q.dtype).min)
+    return (s * 1.5 * 0.5).softmax(-1) @ v
+
+
+@suite.equal(lambda r: [*rows("one")(r), r.randn(1, 3, 1, 1)])
+def infinite_before_the_sink(q, k, v, keep, sink):
+    """The same beside a sink that is written behind the product: NaN in a row without a key, not 0."""
+    s = (q @ k.mT * 8**-0.5 + torch.where(keep, 0.0, torch.finfo(q.dtype).min)) * 1.5
+    return s.softmax(-1) @ v * torch.sigmoid(s.logsumexp(-1, keepdim=True) - sink[:, :1])
+
+
+@suite.equal(rows("one"))
 def sum_of_exp_absorbs_nothing(q, k, v, keep):
     """exp over its sum, without the maximum: 0 / 0 where everything is hidden, though finfo.min is finite."""
     e = (q @ k.mT * 8**-0.5).masked_fill(~keep, torch.finfo(q.dtype).min).exp()
