@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from optpass.backend.compat.audit import is_resume
+from optpass.backend.compat.bytecode import ways_on
 
 #: Instructions where a function may take one of several ways, and those that may run a tensor operation.
 _WAYS = ("POP_JUMP", "JUMP_IF", "FOR_ITER", "MATCH_", "SEND")
@@ -16,7 +17,6 @@ _WORK = (
     "CALL", "BINARY_", "UNARY_NEGATIVE", "UNARY_INVERT", "COMPARE_", "STORE_SUBSCR", "CONTAINS_", "LOAD_ATTR",
     "FOR_ITER",
 )  # fmt: skip
-_JUMPS = frozenset(dis.hasjrel + dis.hasjabs)
 
 
 def may_compute(code: types.CodeType, *, asked: bool) -> bool:
@@ -61,19 +61,12 @@ def _calls_what_it_is_given(instructions: Iterable[dis.Instruction]) -> bool:
 
 def _reached(instructions: dict[int, dis.Instruction], starts: Iterable[int]) -> set[int]:
     """Offsets of what is reached from there unless an error is raised."""
-    following = dict(pairwise(instructions))
-    todo, seen = list(starts), set[int]()
+    ways, todo, seen = ways_on(instructions), list(starts), set[int]()
     while todo:
         at = todo.pop()
-        if at in seen or at not in instructions:
-            continue
-        seen.add(at)
-        name, target = instructions[at].opname, instructions[at].argval
-        if not name.startswith(("RETURN_", "RAISE_", "RERAISE")):
-            if instructions[at].opcode in _JUMPS and isinstance(target, int):
-                todo.append(target)
-            if at in following and not (name.startswith("JUMP_") and not name.startswith("JUMP_IF")):
-                todo.append(following[at])
+        if at not in seen and at in ways:
+            seen.add(at)
+            todo += ways[at]
     return seen
 
 

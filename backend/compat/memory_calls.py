@@ -7,12 +7,12 @@ from __future__ import annotations
 import dis
 import sys
 import types
-from itertools import pairwise
 from typing import Any
+
+from optpass.backend.compat.bytecode import ways_on
 
 #: Calls that a loop is taken to make: what each holds then decides.
 LOOP = 8
-_JUMPS = frozenset(dis.hasjrel + dis.hasjabs)
 #: What may stand between the name of what is called and the call, beside the arguments.
 _ON_THE_WAY = ("LOAD_ATTR", "LOAD_METHOD", "PUSH_NULL", "PRECALL", "KW_NAMES")
 #: Names of what ends the part of a step in which forwards run.
@@ -46,12 +46,10 @@ def _from_call(code: types.CodeType, last: int) -> tuple[int, bool, bool]:
     """How many calls of the same can follow the one that is running before any backward, whether the function may end
     before any, and whether it may come to one."""
     instructions = {i.offset: i for i in dis.get_instructions(code)}
-    listed, following = list(instructions.values()), dict(pairwise(instructions))
+    listed, ways = list(instructions.values()), ways_on(instructions)
     call = max((offset for offset in instructions if offset <= last), default=0)  # its cache is behind it
     wanted = _called(listed, call)
-    if call not in following:
-        return 0, False, False
-    todo, seen, found, ends, comes = [following[call]], set[int](), 0, False, False
+    todo, seen, found, ends, comes = [*ways.get(call, ())], set[int](), 0, False, False
     while todo:
         at = todo.pop()
         if at in seen or at not in instructions:
@@ -64,12 +62,7 @@ def _from_call(code: types.CodeType, last: int) -> tuple[int, bool, bool]:
         if wanted is not None and name.startswith("CALL") and _called(listed, at) == wanted:
             found += LOOP if at == call else 1
         ends |= name.startswith("RETURN_")
-        if name.startswith(("RETURN_", "RAISE_", "RERAISE")):
-            continue
-        if instructions[at].opcode in _JUMPS and isinstance(target, int):
-            todo.append(target)
-        if at in following and not (name.startswith("JUMP_") and not name.startswith("JUMP_IF")):
-            todo.append(following[at])
+        todo += ways[at]
     return min(found, LOOP), ends, comes
 
 
