@@ -75,6 +75,8 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
             raise Blocked("weights are set to zero where their scores were not masked", site.output)
     if any(v == math.inf for t in terms for v in t.extremes):
         raise Blocked("plus infinity is added to scores", site.output)
+    if any(p.nan for p in facts):  # beside fills: what they hide has a gradient of 0, and NaN in a kernel
+        raise Blocked("NaN is added to scores (0 times infinity?)", site.output)
     _in_range(site, terms)
     if not facts:
         return MaskPlan("none", proofs=proofs)

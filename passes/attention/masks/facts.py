@@ -59,6 +59,7 @@ class MaskFacts:
         values: all numbers that an additive mask can be, where they are known; () otherwise and for bool masks.
         bound: no element of an additive mask is larger than this, whatever its sign; None where that is not known.
         finite: no element can be infinite or NaN; True for bool masks.
+        nan: some element is NaN.
         row_never_empty: for every query (of every batch and head) some key is kept.
         buffers: the Values whose contents at compile time the proof rests on.
     """
@@ -71,6 +72,7 @@ class MaskFacts:
     values: tuple[float, ...] = ()
     bound: float | None = None
     finite: bool = True
+    nan: bool = False
     row_never_empty: bool = False
     buffers: tuple[Value, ...] = ()
     offset: Int | None = None

@@ -122,8 +122,10 @@ class Prover:
     def _measured(self, facts: MaskFacts, value: Value) -> MaskFacts:
         """Of numbers that follow from constants and were computed for real, the largest."""
         data = self.engine.read(value) if value.tensor.is_floating_point() else None
-        largest = float(data.detach().abs().amax()) if data is not None and data.numel() else math.nan
-        return replace(facts, bound=largest, finite=True) if math.isfinite(largest) else facts
+        largest = float(data.detach().abs().amax()) if data is not None and data.numel() else math.inf
+        if math.isfinite(largest):
+            return replace(facts, bound=largest, finite=True)
+        return replace(facts, nan=data is not None and math.isnan(largest))
 
     def _index(self, value: Value, names: tuple[str, ...], queries: Int, keys: Int) -> Index | None:
         index: list[Int] = []

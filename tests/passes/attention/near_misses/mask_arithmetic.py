@@ -51,6 +51,9 @@ _of_mask("(mask - 1) * 1e4", "another spelling", lambda s, m: s + (m - 1) * 1e4,
 _of_mask("(1 - mask) * -10", "too small to hide", lambda s, m: s + (1 - m) * -10.0, ints)
 _of_mask("(1 - 2 mask) * 1e4", "plus and minus ten thousand", lambda s, m: s + (1 - 2 * m) * 1e4, ints, allow=2e-3)
 _of_mask("(2 - mask) * -1e4", "every key is moved, some further", lambda s, m: s + (2 - m) * -1e4, ints, allow=2e-3)
+_of_mask("0 times minus infinity", "NaN where a key is seen, and in no gradient of what the fill hides",
+         lambda s, m: (s + (1 - torch.ones(6, 6).tril()) * -math.inf).masked_fill(m, -math.inf),
+         kind="decline")  # fmt: skip
 _of_mask("divided by mask", "scores over 1 or 0: infinities of both signs", lambda s, m: s / m.to(s.dtype))
 _of_mask("maximum with mask", "no score below the mask's", lambda s, m: torch.maximum(s, m.to(s.dtype)))
 _of_mask("masked_scatter", "scores written by masked_scatter", lambda s, m: s.masked_scatter(m, -s), kind="equal")
