@@ -186,7 +186,8 @@ def _backward(
         to_mask = query.new_zeros(()) if mask is None else torch.zeros_like(mask)
         return grad.clone(), torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value), to_mask
     wide = torch.promote_types(query.dtype, torch.float32)
-    to_query, to_mask = torch.zeros_like(query), query.new_zeros(() if mask is None else mask.shape, dtype=wide)
+    to_query = torch.zeros_like(query)
+    to_mask = query.new_zeros(()) if mask is None else torch.zeros_like(mask, dtype=wide)  # with its strides
     to_key, to_value = (torch.zeros_like(t, dtype=wide) for t in (key, value))
     generator, kv_of = _generator(seed, query.device), _shared(query, key)
     for part in _chosen(query, key, value, rows, terms, steps):

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from optpass.passes.attention import lost
 
 pytestmark = pytest.mark.usefixtures("clean")
 
@@ -106,3 +109,26 @@ def test_a_bias_is_not_rounded_beside_a_mask(kernels: Any, compiled: Any, seeded
     assert len(kernels.sdpa) == 1
     for true, mine, theirs in zip(exact, ours, eager, strict=True):
         assert 10 * float((mine - true).abs().max()) <= float((theirs - true).abs().max())
+
+
+@pytest.mark.parametrize("some", [True, False])
+def test_gradients_lie_in_memory_as_is_said_of_them(some: bool, seeded: int) -> None:
+    """Inductor checks strides: those of a bias that is permuted, as T5's is, of keys side by side, of no bias."""
+    assert lost.OPERATOR
+    query, key, value, result = (torch.randn(2, 3, 5, 4, dtype=torch.float16) for _ in range(4))
+    key = key.transpose(1, 2).contiguous().transpose(1, 2)
+    rows = torch.full((2, 1, 5, 1), some)
+    for mask in (torch.randn(5, 5, 3, dtype=torch.float16).permute(2, 0, 1)[None], None):
+        terms = [] if mask is None else [mask]
+        operands = (query, key, value, rows, torch.tensor(some), terms, "round float16" + ";add 1.0" * len(terms))
+        call = torch.ops.optpass.lost_rows_backward.default
+        found = call(result, *operands, mask, None, 0.5, 0.0)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            said = call(result, *operands, mask, None, 0.5, 0.0)
+        assert [_form(t) for t in found] == [_form(t) for t in said]
+
+
+def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Dtype, shape and strides; where there is one element, its stride says nothing."""
+    strides = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+    return tensor.dtype, tensor.shape, strides
