@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from optpass.passes.attention import autocast, blocks, flex, lost, twice
+from optpass.passes.attention import autocast, blocks, flex, lost, returned, twice
 from optpass.passes.attention.axes import Axis, Dims, resolve
 from optpass.passes.attention.emit import Writer, tensor_of
 from optpass.passes.attention.exact import Events
@@ -110,6 +110,8 @@ class Rewrite:
         mod = flex.ScoreMod(outer, kind, broadcast, plan.mask.kind == "causal")
         if plan.site.dropout >= 1.0:
             raise Blocked("all weights are dropped", plan.site.dropout_value)
+        if plan.problem.device == "cpu" and not dense:  # Inductor's kernel reads a view without its offset
+            query, key, value = (self.writer.call(returned.OPERATOR, t) for t in (query, key, value))
         call = flex.Call(self.writer, (query, key, value), self.writer.number(scale), mod, mask, attach)
         dropout = plan.site.dropout
         return self._finish(call.dropped(dropout) if dropout else call.node(), rows)

@@ -148,3 +148,19 @@ def test_a_flex_call_that_is_taken_back_leaves_nothing(compiled: Any) -> None:
         operands = [torch.randn(batch, H, length, D) for _ in range(3)]
         mask = torch.where(torch.rand(n, length, length) > 0.5, -100.0, 0.0)
         assert torch.allclose(call(*operands, mask), windows(*operands, mask), atol=1e-5)
+
+
+def test_flex_attention_reads_parts_of_one_projection(seeded: int) -> None:
+    """Inductor's kernel for CPUs reads v from where its buffer begins, if that buffer is computed in the graph."""
+
+    def attention(x: torch.Tensor, weight: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+        query, key, value = (x @ weight).view(2, 9, 3, 2, 16).unbind(2)
+        scores = torch.einsum("bqhd,bkhd->bhqk", query * turn, key * turn) / 4
+        scores = (5 * torch.tanh(scores / 5)).masked_fill(~torch.ones(9, 9).tril().bool(), float("-inf"))
+        return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), value).reshape(2, 9, 32)
+
+    inputs = torch.randn(2, 9, 24), torch.randn(24, 96), torch.randn(9, 1, 16)
+    with torch.no_grad():
+        made = torch.compile(attention, backend="optpass", options={"attention": "always"})(*inputs)
+        assert "FlexAttention" in str(optpass.report().sites("attention")[0].after)
+        torch.testing.assert_close(made, attention(*inputs))
