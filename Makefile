@@ -26,7 +26,8 @@ demo: $(STAMP)  ## train a small GPT with backend="optpass" on the Python standa
 	$(BIN)/optpass train examples/gpt-demo.toml
 
 test: $(STAMP)  ## the whole test suite; SEED=N draws the random numbers of an earlier run again
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(if $(SEED),--seed $(SEED))
+	@: # hundreds of processes import torch: without bytecode on disk each compiles its sources again
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(if $(SEED),--seed $(SEED))
 
 check: check-style check-types check-generated  ## ruff, mypy --strict, import-linter, generated files up to date
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from optpass.passes.attention.axes import Axis, equal, flat
+from optpass.passes.attention.axes import Axis, equal, expression, flat
 from optpass.passes.attention.frame import Frame, frame_of, size_of
 from optpass.passes.attention.ir import Value, ancestors
 from optpass.passes.attention.masking import MaskPlan, plan_mask
@@ -152,6 +152,8 @@ def _problem(
         batch=size(frame.batch), heads=size(frame.heads), kv_heads=size(frame.kv_heads),
         queries=size(frame.rows) + sink, keys=size(frame.keys) + sink, head_dim=width, value_dim=width,
         mask=mask.kind, mask_numel=math.prod(sizes(a.size) for a in axes) if operands else 0,
+        keys_symbolic=any(not isinstance(expression(a.size), int) for a in frame.keys),
+        mask_symbolic=any(not isinstance(expression(a.size), int) for a in axes),
         mask_grad=training and any(_needs_grad(b) for b in mask.biases),
         window=window if isinstance(window, int) else None,
         score_ops=frozenset(ops), dropout=site.dropout, training=training,

@@ -25,6 +25,8 @@ class Problem:
         batch, heads, kv_heads, queries, keys, head_dim, value_dim: sizes.
         mask: see `MaskKind`.
         mask_numel: elements of the mask operand as it is stored (broadcast dims count 1); 0 without one.
+        keys_symbolic: True where the number of keys is symbolic: one kernel computes it for many.
+        mask_symbolic: True where a size of the mask operand is symbolic: one kernel computes it for many sizes.
         mask_grad: True where the mask operand needs a gradient.
         window: keys a query sees at most, where the mask is proved to be a sliding window; None otherwise.
         score_ops: names of what only a programmable kernel does to a score: 'softcap', 'tensor_scale', 'clamp'.
@@ -44,6 +46,8 @@ class Problem:
     value_dim: int
     mask: MaskKind = "none"
     mask_numel: int = 0
+    keys_symbolic: bool = False
+    mask_symbolic: bool = False
     mask_grad: bool = False
     window: int | None = None
     score_ops: frozenset[str] = frozenset()

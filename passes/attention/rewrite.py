@@ -98,10 +98,6 @@ class Rewrite:
         plan = self.plan
         query, key, value, mask, rows = self._prepared()
         dense = plan.problem.training  # nobody compiles that for a CPU
-        if plan.problem.device == "cpu" and not dense and any(_views_input(t) for t in (query, key, value)):
-            raise Blocked(
-                "Inductor's FlexAttention for CPUs fails on a view of an input of other dims", plan.site.output
-            )
         scale, outer = flex.softcap(self.scale, plan.site.scores.softcaps)
         kind = None if mask is None else "bool" if tensor_of(mask).dtype == torch.bool else "float"
         broadcast: tuple[bool, ...] = ()
@@ -110,8 +106,10 @@ class Rewrite:
         mod = flex.ScoreMod(outer, kind, broadcast, plan.mask.kind == "causal")
         if plan.site.dropout >= 1.0:
             raise Blocked("all weights are dropped", plan.site.dropout_value)
-        if plan.problem.device == "cpu" and not dense:  # Inductor's kernel reads a view without its offset
+        if plan.problem.device == "cpu" and not dense:
+            # Inductor's kernel reads a view without its offset, and its lowering fails on a mask that is one.
             query, key, value = (self.writer.call(returned.OPERATOR, t) for t in (query, key, value))
+            mask = None if mask is None else self.writer.call(returned.OPERATOR, mask)
         call = flex.Call(self.writer, (query, key, value), self.writer.number(scale), mod, mask, attach)
         dropout = plan.site.dropout
         return self._finish(call.dropped(dropout) if dropout else call.node(), rows)
@@ -235,21 +233,6 @@ class Rewrite:
             return mask
         keys = self.writer.product([a.size for a in self.plan.frame.keys])
         return self.writer.call(torch.Tensor.expand, mask, -1, -1, -1, keys)
-
-
-def _views_input(node: fx.Node) -> bool:
-    """Nothing but another shape of a graph input that has not four dims."""
-    views = (torch.reshape, torch.permute, torch.narrow)
-    while node.op == "call_method" or node.target in views:
-        source = node.args[0]
-        same = (isinstance(source, fx.Node) and str(node.target) in _VIEW_METHODS) or node.target in views
-        if not same or not isinstance(source, fx.Node):
-            return False
-        node = source
-    return node.op == "placeholder" and tensor_of(node).dim() != 4
-
-
-_VIEW_METHODS = frozenset("view reshape transpose permute unsqueeze squeeze expand unflatten flatten".split())
 
 
 def place(writer: Writer, node: fx.Node, dims: Layout, target: Dims) -> fx.Node:

@@ -164,3 +164,64 @@ def test_flex_attention_reads_parts_of_one_projection(seeded: int) -> None:
         made = torch.compile(attention, backend="optpass", options={"attention": "always"})(*inputs)
         assert "FlexAttention" in str(optpass.report().sites("attention")[0].after)
         torch.testing.assert_close(made, attention(*inputs))
+
+
+def from_table(x: torch.Tensor, weight: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """A bias of relative positions, as T5 computes it: a view of what the graph gathers."""
+    query, key, value = (x @ weight).view(2, -1, 3, 2, 32).permute(2, 0, 3, 1, 4).unbind(0)
+    rows = torch.arange(x.shape[1])
+    bias = table[rows[:, None] - rows[None, :] + 31].permute(2, 0, 1)
+    return (query @ key.mT / 6 + bias).softmax(-1) @ value
+
+
+def from_slice(x: torch.Tensor, weight: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    """A bool mask that begins inside of a buffer of the graph."""
+    query, key, value = (x @ weight).view(2, -1, 3, 2, 32).permute(2, 0, 3, 1, 4).unbind(0)
+    near = x @ x.mT > -1
+    kept = torch.cat([~near, near | torch.eye(x.shape[1], dtype=torch.bool)])[2:]
+    return (query @ key.mT / 6).masked_fill(~kept[:, None], float("-inf")).softmax(-1) @ value
+
+
+@pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
+@pytest.mark.parametrize("attention", (from_table, from_slice))
+def test_flex_attention_is_given_masks_that_are_views(attention: Any, dynamic: bool) -> None:
+    """Inductor's kernel for CPUs does not compile with a view of the graph, nor declare a mask's symbolic sizes."""
+    call = torch.compile(attention, backend="optpass", dynamic=dynamic, options={"attention": "flex", "strict": True})
+    with torch.no_grad():
+        for length in (24, 17) if dynamic else (24,):
+            inputs = torch.randn(2, length, 64), torch.randn(64, 192) / 8, torch.randn(63, 2)
+            torch.testing.assert_close(call(*inputs), attention(*inputs))
+    if dynamic:
+        assert "mask operand of symbolic sizes" in str(optpass.report().declined("attention")[0].reason)
+    else:
+        assert "FlexAttention" in str(optpass.report().sites("attention")[0].after)
+
+
+def test_flex_attention_takes_views_of_inputs(seeded: int) -> None:
+    def attention(packed: torch.Tensor) -> torch.Tensor:
+        query, key, value = packed[:, 1:].view(2, -1, 3, 2, 32).permute(2, 0, 3, 1, 4).unbind(0)
+        return torch.tanh(query @ key.mT / 20).mul(5).softmax(-1) @ value
+
+    packed = torch.randn(2, 25, 192)
+    call = torch.compile(attention, backend="optpass", options={"attention": "flex", "strict": True})
+    with torch.no_grad():
+        torch.testing.assert_close(call(packed), attention(packed))
+    assert "FlexAttention" in str(optpass.report().sites("attention")[0].after)
+
+
+@pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
+def test_flex_attention_is_not_used_where_it_reads_beyond_the_last_key(dynamic: bool) -> None:
+    """Inductor's kernel for CPUs writes the scores of what is behind 8 or 24 keys over its running maxima."""
+
+    def attention(query: Tensor, key: Tensor, value: Tensor, factor: Tensor) -> Tensor:
+        return (query @ key.mT * factor).softmax(-1) @ value
+
+    call = torch.compile(attention, backend="optpass", dynamic=dynamic, options={"attention": "flex"})
+    with torch.no_grad():
+        for length in (24, 40) if dynamic else (24,):
+            query, _, value = (torch.randn(2, 3, length, 16) for _ in range(3))
+            behind = torch.full((2 * 3 * length * 16 + 1024,), float("nan"))
+            key = behind[:-1024].view(2, 3, length, 16).normal_()
+            operands = query, key, value, torch.tensor(0.2)
+            torch.testing.assert_close(call(*operands), attention(*operands))
+    assert "beyond the last key" in str(optpass.report().declined("attention")[0].reason)

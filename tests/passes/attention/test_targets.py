@@ -438,6 +438,14 @@ def test_every_rule_and_every_condition_can_decide(monkeypatch: pytest.MonkeyPat
     for rule in kernels("cpu")["blocks"].refuses:
         assert rule.says(none) != rule.says(plain) and not rule.says(capped) and not rule.says(drops)
         wanted.pop(id(rule))
+    wide = replace(drawn, head_dim=64, keys=64, mask_symbolic=False, keys_symbolic=False)
+    many: tuple[dict[str, Any], ...] = ({"mask_symbolic": True}, {"keys": 24}, {"keys_symbolic": True})
+    flex = kernels("cpu")["flex"].refuses
+    for index, fields in enumerate(many):
+        one = Situation(replace(wide, **fields, head_dim=64 if "mask_symbolic" in fields else 16))
+        assert [bool(rule.says(one)) for rule in flex] == [i == index for i in range(len(flex))]
+        assert not any(rule.says(Situation(wide)) for rule in flex)
+        wanted.pop(id(flex[index]))
     rng = random.Random(0)
     lengths = [1, 2, 64, 100, 128, 192, 208, 256]
     for _ in range(60000):
