@@ -8,11 +8,13 @@ And the GPT of `models`, at three lengths, inference and training, against the s
 at least `GPT_GOAL` of its speed.
 
 The op's batch shrinks as its length grows, so that every sample has the same number of tokens and no cell is a measure
-of what calling a compiled function costs.
+of what calling a compiled function costs. Each cell is measured in a process of its own (`attention_cell`), whose heap
+is as a program finds it; what is claimed over eager is shown beside it with a heap that keeps large buffers.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,12 +22,13 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from optpass.bench.clocks import Call, check_device
+from optpass.bench.clocks import check_device
 from optpass.bench.environment import environment
-from optpass.bench.harness import Case, Comparison, compare
+from optpass.bench.harness import Comparison
+from optpass.bench.isolate import run_isolated
 from optpass.bench.progress import Progress
 from optpass.bench.registry import BenchConfig
-from optpass.bench.result import Result, Row
+from optpass.bench.result import BenchError, Result, Row
 from optpass.bench.stats import Interval, ratio_interval, ratio_of_medians
 from optpass.errors import ConfigError
 
@@ -56,10 +59,12 @@ GPT_LENGTHS = (512, 1024, 2048)
 #: With `quick`.
 QUICK_LENGTHS = {"cpu": (512, 1024), "cuda": (1024, 4096)}
 QUICK_GPT = (1024,)
-#: The compiler of each case; the baseline first.
+#: The compiler of each case.
 OPTPASS: Mapping[str, Any] = {"backend": "optpass", "options": {"attention": "auto"}}
 INDUCTOR: Mapping[str, Any] = {"backend": "inductor"}
 EAGER, ALONE, HAND, OURS = "eager", "inductor", "sdpa by hand", "optpass"
+#: What a cell may be of.
+OP, GPT = "op", "gpt"
 
 
 @dataclass
@@ -100,8 +105,12 @@ class Run:
     progress: Progress
     rounds: int
     ends: float
+    folder: str
+    """Inductor's cache, which the cells share: what every process would compile is compiled once."""
     rows: list[Row] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    """Speeds over eager in processes whose heap keeps large buffers."""
     best: Judged = field(default_factory=lambda: Judged("time over the best", 1 + TOLERANCE))
     gain: Judged = field(default_factory=lambda: Judged("time over eager, float32 causal forward", 1 / GAIN))
     gpt: Judged = field(default_factory=lambda: Judged("GPT, time over SDPA by hand", 1 / GPT_GOAL))
@@ -121,12 +130,16 @@ def run(config: BenchConfig, progress: Progress) -> Result:
     rounds = config.rounds or (6 if config.quick else int(ROUNDS * patience))
     before = environment(config.device)
     ops, gpts = ([] if config.models else op_cells(config)), gpt_cells(config)
-    done = Run(config, progress, rounds, time.monotonic() + budget_s)
-    progress.start(len(ops) + len(gpts))
-    for gpt in gpts:
-        _cell(done, gpt.name, _gpt_cases(gpt, config.seed), partial(_judge_gpt, done, gpt), GPT_S * patience)
-    for op in ops:
-        _cell(done, op.name, _op_cases(op, config.seed), partial(_judge_op, done, op), OP_S * patience)
+    with tempfile.TemporaryDirectory(prefix="optpass-bench-", ignore_cleanup_errors=True) as folder:
+        done = Run(config, progress, rounds, time.monotonic() + budget_s, folder)
+        progress.start(len(ops) + len(gpts))
+        for gpt in gpts:
+            _cell(done, GPT, gpt, partial(_judge_gpt, done, gpt), GPT_S * patience)
+        for op in ops:
+            _cell(done, OP, op, partial(_judge_op, done, op), OP_S * patience)
+        if not config.models and config.device == "cpu":
+            for op in filter(_is_gain, ops):
+                _beside_a_kept_heap(done, op, OP_S * patience)
     judged = [done.gpt] if config.models else [done.best, done.gain, done.gpt]
     return Result(
         name="attention",
@@ -161,76 +174,60 @@ def gpt_cells(config: BenchConfig) -> list[GPTCell]:
     return [GPTCell(length, training, config.device) for length in lengths for training in (False, True)]
 
 
-def _op_cases(cell: OpCell, seed: int) -> list[Case]:
-    from optpass.bench.attention_programs import ByHand, Handwritten, op_call
-
-    def written() -> Handwritten:
-        return Handwritten(cell.length, cell.causal)
-
-    return [
-        Case(EAGER, lambda: op_call(cell, written(), None, seed)),
-        Case(ALONE, lambda: op_call(cell, written(), dict(INDUCTOR), seed)),
-        Case(HAND, lambda: op_call(cell, ByHand(cell.causal), dict(INDUCTOR), seed)),
-        Case(OURS, lambda: op_call(cell, written(), dict(OPTPASS), seed)),
-    ]
-
-
-def _gpt_cases(cell: GPTCell, seed: int) -> list[Case]:
-    from optpass.bench.attention_programs import by_hand, gpt_call
-
-    def make(compiler: Mapping[str, Any], *, hand: bool) -> Call:
-        model, inputs = cell.build(seed)
-        return gpt_call(cell, by_hand(model) if hand else model, inputs, dict(compiler))
-
-    return [
-        Case(HAND, lambda: make(INDUCTOR, hand=True)),
-        Case(ALONE, lambda: make(INDUCTOR, hand=False)),
-        Case(OURS, lambda: make(OPTPASS, hand=False)),
-    ]
-
-
 def _cell(
-    done: Run, name: str, cases: Sequence[Case], judge: Callable[[Comparison], dict[str, float | str]], budget_s: float
+    done: Run, kind: str, cell: OpCell | GPTCell, judge: Callable[[Comparison], dict[str, float | str]], budget_s: float
 ) -> None:
-    """Measure one cell from a fresh state, unless the time is over."""
-    import torch
-
-    from optpass.backend import compat
-
-    done.progress.step(name, count=1)
+    """Measure one cell, unless the time is over, and judge it."""
+    done.progress.step(cell.name, count=1)
     if time.monotonic() >= done.ends:
-        done.left_out.append(name)
+        done.left_out.append(cell.name)
         return
-    compat.reset_dynamo()  # no graph of another cell, and no recompile limit reached
-    fitting = [case for case in cases if done.config.device == "cpu" or _fits(done, name, case)]
-    if OURS not in {case.name for case in fitting} or len(fitting) < 2:
-        done.left_out.append(name)
+    found = _measured(done, kind, cell, budget_s)
+    if found is None:
         return
-    torch.manual_seed(done.config.seed)
-    found = compare(
-        fitting, rounds=done.rounds, budget_s=budget_s, tolerance=done.config.tolerance, device=done.config.device,
-        warmup=1 if done.config.device == "cpu" else 3, seed=done.config.seed,
-    )  # fmt: skip
-    rows = found.rows(name)
+    rows = found.rows(cell.name)
     over = judge(found)
     done.rows += [row.model_copy(update={"extra": over}) if row.case == OURS else row for row in rows]
     told = ", ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{k} {v}" for k, v in over.items())
-    done.progress.step(f"{name}: {told}")  # the log of a run that is broken off has what was found
+    done.progress.step(f"{cell.name}: {told}")  # the log of a run that is broken off has what was found
 
 
-def _fits(done: Run, name: str, case: Case) -> bool:
-    """Whether a case runs in the GPU's memory; what holds all scores may not."""
-    import torch
-
+def _measured(
+    done: Run, kind: str, cell: OpCell | GPTCell, budget_s: float, *, kept: bool = False
+) -> Comparison | None:
+    """The samples of a cell, from a process of its own; None, and a note, where there are none."""
+    config = done.config
+    arguments = {
+        "kind": kind, "cell": asdict(cell), "kept": kept, "rounds": done.rounds, "budget_s": budget_s,
+        "tolerance": config.tolerance, "seed": config.seed,
+    }  # fmt: skip
     try:
-        case.make()()
-        torch.cuda.synchronize()
-    except torch.OutOfMemoryError:
-        done.left_out.append(f"{name}: {case.name} (out of memory)")
-        return False
-    finally:
-        torch.cuda.empty_cache()
-    return True
+        answer = run_isolated(
+            "optpass.bench.attention_cell:measure", arguments, environ={"TORCHINDUCTOR_CACHE_DIR": done.folder}
+        )
+    except BenchError as error:
+        done.left_out.append(f"{cell.name} ({error})")
+        return None
+    done.left_out += [f"{cell.name}: {name} (out of memory)" for name in answer["left_out"]]
+    if not answer["samples"]:
+        done.left_out.append(cell.name)
+        return None
+    samples = {name: tuple(seconds) for name, seconds in answer["samples"].items()}
+    return Comparison(samples, config.tolerance, config.seed, answer["stopped"])
+
+
+def _is_gain(cell: OpCell) -> bool:
+    """Whether `GAIN` is claimed of a cell."""
+    return (cell.dtype, cell.training, cell.causal) == ("float32", False, True) and cell.length >= 1024
+
+
+def _beside_a_kept_heap(done: Run, cell: OpCell, budget_s: float) -> None:
+    """Shown and not judged: a cell's time over eager in a process whose heap keeps large buffers."""
+    found = None if time.monotonic() >= done.ends else _measured(done, OP, cell, budget_s, kept=True)
+    if found is None or EAGER not in found.samples:
+        return
+    done.rows += found.rows(f"{cell.name}, buffers kept")
+    done.kept.append(f"{cell.name} {1 / ratio_of_medians(found.samples[EAGER], found.samples[OURS]):.2f}")
 
 
 def _judge_op(done: Run, cell: OpCell, found: Comparison) -> dict[str, float | str]:
@@ -240,7 +237,7 @@ def _judge_op(done: Run, cell: OpCell, found: Comparison) -> dict[str, float | s
     interval = ratio_interval(found.samples[best], ours, seed=done.config.seed)
     ratio = ratio_of_medians(found.samples[best], ours)
     done.best.cells.append((cell.name, ratio, interval))
-    if (cell.dtype, cell.training, cell.causal) == ("float32", False, True) and cell.length >= 1024:
+    if _is_gain(cell):
         eager = found.samples.get(EAGER)
         if eager is not None:
             over = ratio_interval(eager, ours, seed=done.config.seed)
@@ -269,5 +266,8 @@ def _notes(done: Run) -> tuple[str, ...]:
     notes = [
         "'best' is the fastest of the other cases; 'of best' is optpass's time over it, 'low' and 'high' its interval",
         "the op's inputs are [batch, heads, length, head dim], contiguous; its causal mask is a float tril buffer",
+        "each cell has a process of its own, so buffers above 32 MiB are mapped anew at every call, as glibc does",
     ]
+    if done.kept:
+        notes.append(f"times as fast as eager where the heap keeps such buffers: {', '.join(done.kept)}")
     return (*notes, *([f"not measured: {', '.join(done.left_out)}"] if done.left_out else []))

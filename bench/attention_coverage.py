@@ -78,7 +78,7 @@ def run(config: BenchConfig, progress: Progress) -> Result:
     )
 
 
-def models() -> Sequence[str]:
+def model_names() -> Sequence[str]:
     """What `BenchConfig.models` may name: the model types of transformers.
 
     Raises:
@@ -94,7 +94,7 @@ def models() -> Sequence[str]:
 
 def _chosen(config: BenchConfig) -> Sequence[str]:
     """Model types, checked before anything runs."""
-    known = models()
+    known = model_names()
     chosen = config.models or (QUICK if config.quick else known)
     for name in chosen:
         if name not in known:

@@ -62,7 +62,7 @@ class Bench:
     """One benchmark: its module holds `CLAIM: str` and `run(config, progress) -> Result`.
 
     Attributes:
-        models: what `BenchConfig.models` may name: the module's own `models()`, or the names of `optpass.models`.
+        models: what `BenchConfig.models` may name: the module's own `model_names()`, or the names of `optpass.models`.
     """
 
     name: str
@@ -82,4 +82,4 @@ def load(name: str) -> Bench:
     if key not in MODULES:
         raise ConfigError(f"unknown benchmark {name!r}; {did_you_mean(key, MODULES)}")
     module = import_module(MODULES[key])
-    return Bench(key, module.CLAIM, module.run, getattr(module, "models", models.names))
+    return Bench(key, module.CLAIM, module.run, getattr(module, "model_names", models.names))

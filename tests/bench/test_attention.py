@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,14 @@ import torch
 from torch import nn
 
 from optpass import models
-from optpass.bench import attention, attention_grid, attention_heap, attention_table, attention_ways
+from optpass.bench import attention, attention_cell, attention_grid, attention_heap, attention_table, attention_ways
 from optpass.bench.attention_grid import GRIDS, Grid
 from optpass.bench.attention_programs import ByHand, ByHandSelfAttention, GPTCell, Handwritten, OpCell, by_hand, op_call
 from optpass.bench.attention_ways import Meter, Point
 from optpass.bench.harness import Case, Comparison
 from optpass.bench.progress import NoProgress
 from optpass.bench.registry import BenchConfig
-from optpass.bench.result import Result, from_json
+from optpass.bench.result import BenchError, Result, from_json
 from optpass.errors import ConfigError
 from optpass.passes.attention.gate import Found, fused
 from optpass.passes.attention.gate.table import Axes, Base
@@ -29,16 +30,18 @@ NOISE = (1.0, 1.004, 0.996, 1.002, 0.998, 1.0)
 
 
 class Machine:
-    """Cases that take as long as we say, by name, in place of the harness."""
+    """Cells whose cases take as long as we say, by name, in place of processes that measure them."""
 
     def __init__(self, seconds: Mapping[str, float]) -> None:
         self.seconds = {attention.EAGER: 4.0, attention.ALONE: 2.0, attention.HAND: 1.0, attention.OURS: 1.0} | seconds
-        self.cells: list[list[str]] = []
+        self.cells: list[dict[str, Any]] = []
 
-    def __call__(self, cases: Sequence[Case], **options: Any) -> Comparison:
-        self.cells.append([case.name for case in cases])
-        samples = {case.name: tuple(self.seconds[case.name] * noise for noise in NOISE) for case in cases}
-        return Comparison(samples, options["tolerance"], options["seed"], "rounds")
+    def __call__(self, target: str, cell: dict[str, Any], *, environ: Mapping[str, str]) -> dict[str, Any]:
+        assert target == "optpass.bench.attention_cell:measure" and Path(environ["TORCHINDUCTOR_CACHE_DIR"]).is_dir()
+        self.cells.append(json.loads(json.dumps(cell)))
+        cases = attention_cell.CASES[cell["kind"]](cell["cell"], cell["seed"])
+        samples = {case.name: [self.seconds[case.name] * noise for noise in NOISE] for case in cases}
+        return {"samples": samples, "stopped": "rounds", "left_out": []}
 
 
 @pytest.fixture
@@ -48,7 +51,8 @@ def claim(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     monkeypatch.setattr(attention, "GPT_LENGTHS", (512,))
 
     def run(config: BenchConfig | None = None, **seconds: float) -> Result:
-        monkeypatch.setattr(attention, "compare", Machine({name.replace("_", " "): s for name, s in seconds.items()}))
+        machine = Machine({name.replace("_", " "): s for name, s in seconds.items()})
+        monkeypatch.setattr(attention, "run_isolated", machine)
         return attention.run(config or BenchConfig(), NoProgress())
 
     return run
@@ -75,6 +79,7 @@ def test_the_worst_cell_decides(claim: Callable[..., Result], seconds: dict[str,
 
 def test_every_cell_says_what_was_best(claim: Callable[..., Result]) -> None:
     ours = [row for row in claim(optpass=1.1, inductor=0.8).rows if row.case == attention.OURS]
+    ours = [row for row in ours if not row.group.endswith("buffers kept")]
     assert len(ours) == 2 * 2 * 2 * 2 + 2
     ops = [row for row in ours if not row.group.startswith("gpt")]
     assert all(row.extra["best"] == "inductor" for row in ops)
@@ -118,9 +123,9 @@ def test_a_longer_budget_gives_every_cell_more_time(
 ) -> None:
     timed, given = Machine.__call__, []
 
-    def noted(machine: Machine, cases: Sequence[Case], **options: Any) -> Comparison:
-        given.append((options["rounds"], options["budget_s"]))
-        return timed(machine, cases, **options)
+    def noted(machine: Machine, target: str, cell: dict[str, Any], **how: Any) -> dict[str, Any]:
+        given.append((cell["rounds"], cell["budget_s"]))
+        return timed(machine, target, cell, **how)
 
     monkeypatch.setattr(Machine, "__call__", noted)
     for budget_s, patience in ((100.0, 1), (3 * attention.BUDGET_S["cpu"], 3)):
@@ -129,6 +134,56 @@ def test_a_longer_budget_gives_every_cell_more_time(
         assert set(given) == {
             (patience * attention.ROUNDS, patience * seconds) for seconds in (attention.GPT_S, attention.OP_S)
         }
+
+
+def test_a_kept_heap_is_shown_and_not_judged(claim: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = Machine.__call__
+
+    def slow_if_kept(machine: Machine, target: str, cell: dict[str, Any], **how: Any) -> dict[str, Any]:
+        answer = timed(machine, target, cell, **how)
+        if cell["kept"]:
+            answer["samples"]["eager"] = [second / 2 for second in answer["samples"]["eager"]]
+        return answer
+
+    monkeypatch.setattr(Machine, "__call__", slow_if_kept)
+    result = claim()
+    assert result.passed is True
+    assert {row.group for row in result.rows if "buffers kept" in row.group} == {
+        "float32 forward causal S=1024 hd=64, buffers kept"
+    }
+    assert result.notes[-1].endswith(": float32 forward causal S=1024 hd=64 2.00")
+
+
+def test_a_cell_that_fails_or_does_not_fit_is_said(
+    claim: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(machine: Machine, target: str, cell: dict[str, Any], **how: Any) -> dict[str, Any]:
+        if cell["kind"] == attention.GPT:
+            raise BenchError("killed by SIGKILL")
+        return {"samples": {}, "stopped": "budget", "left_out": [attention.OURS]}
+
+    monkeypatch.setattr(Machine, "__call__", fails)
+    result = claim()
+    assert result.passed is None and not result.rows
+    assert "gpt training T=512 (killed by SIGKILL)" in result.notes[-1]
+    assert "float32 forward full S=128 hd=64: optpass (out of memory)" in result.notes[-1]
+
+
+def test_a_cell_times_all_its_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def timed(cases: Sequence[Case], **how: Any) -> Comparison:
+        seen.append(how)
+        return Comparison({case.name: (1.0, 2.0) for case in cases}, how["tolerance"], how["seed"], "narrow")
+
+    monkeypatch.setattr(attention_cell, "compare", timed)
+    monkeypatch.setattr(attention_heap, "keep", lambda: seen.append("kept"))
+    cell = dataclasses.asdict(OpCell("float32", 32, True, True, 64, "cpu"))
+    how: dict[str, Any] = {"rounds": 4, "budget_s": 2.0, "tolerance": 0.03, "seed": 1}
+    answer = attention_cell.measure(attention.OP, cell, kept=True, **how)
+    assert answer["stopped"] == "narrow" and not answer["left_out"]
+    assert list(answer["samples"]) == [attention.EAGER, attention.ALONE, attention.HAND, attention.OURS]
+    assert seen == ["kept", how | {"device": "cpu", "warmup": 1}]
 
 
 def test_what_it_cannot_measure_is_refused() -> None:

@@ -71,6 +71,12 @@ def test_bad_input_is_one_line_and_code_2(
     assert message in error and error.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", registry.names())
+def test_every_benchmark_knows_its_models(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(name, "--models", "no such model") == 2
+    assert "unknown model 'no such model'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("demo", "code"), [(True, 0), (None, 0), (False, 1)], indirect=["demo"])
 def test_the_exit_code_tells_whether_the_claim_holds(demo: list[BenchConfig], code: int, tmp_path: Path) -> None:
     target = tmp_path / "new" / "r.json"

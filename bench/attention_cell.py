@@ -1,0 +1,97 @@
+"""One cell of the attention benchmark, in a process of its own: the op or the GPT by each of the ways compared.
+
+What eager takes on a CPU depends on the C library's heap: buffers above 32 MiB are mapped anew at every call, and their
+pages faulted in, unless something that the process did before has left as much room in the heap. So every cell has a
+fresh process, and `kept` asks for the other state (`attention_heap`). Claims and verdicts are `attention`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from optpass.bench import attention_heap
+from optpass.bench.attention import ALONE, EAGER, GPT, HAND, INDUCTOR, OP, OPTPASS, OURS
+from optpass.bench.attention_programs import ByHand, GPTCell, Handwritten, OpCell, by_hand, gpt_call, op_call
+from optpass.bench.clocks import Call
+from optpass.bench.harness import Case, compare
+
+WARMUP = {"cpu": 1, "cuda": 3}
+
+
+def measure(
+    kind: str, cell: Mapping[str, Any], *, kept: bool, rounds: int, budget_s: float, tolerance: float, seed: int
+) -> dict[str, Any]:
+    """Time all cases of a cell.
+
+    Args:
+        kind: `OP` or `GPT`.
+        cell: fields of an `OpCell` or a `GPTCell`.
+        kept: on a CPU, with buffers kept by the C library's heap rather than as a fresh process has them.
+
+    Returns:
+        `samples`: seconds per call, by case, the baseline's first; empty where less than optpass and one other fit.
+        `stopped`: see `Comparison`. `left_out`: cases that a GPU's memory does not hold.
+    """
+    device: str = cell["device"]
+    if kept:
+        attention_heap.keep()
+    cases = CASES[kind](cell, seed)
+    torch.manual_seed(seed)
+    fitting = [case for case in cases if device == "cpu" or _fits(case)]
+    left_out = [case.name for case in cases if case not in fitting]
+    if OURS in left_out or len(fitting) < 2:
+        return {"samples": {}, "stopped": "budget", "left_out": left_out}
+    found = compare(
+        fitting, rounds=rounds, budget_s=budget_s, tolerance=tolerance, device=device, warmup=WARMUP[device], seed=seed
+    )
+    return {"samples": found.samples, "stopped": found.stopped, "left_out": left_out}
+
+
+def op_cases(cell: OpCell, seed: int) -> Sequence[Case]:
+    """The op written out, by each compiler and by none, and as SDPA."""
+
+    def written() -> Handwritten:
+        return Handwritten(cell.length, cell.causal)
+
+    return [
+        Case(EAGER, lambda: op_call(cell, written(), None, seed)),
+        Case(ALONE, lambda: op_call(cell, written(), dict(INDUCTOR), seed)),
+        Case(HAND, lambda: op_call(cell, ByHand(cell.causal), dict(INDUCTOR), seed)),
+        Case(OURS, lambda: op_call(cell, written(), dict(OPTPASS), seed)),
+    ]
+
+
+def gpt_cases(cell: GPTCell, seed: int) -> Sequence[Case]:
+    """The GPT with SDPA written in by hand, and as it is, by Inductor alone and with optpass."""
+
+    def make(compiler: Mapping[str, Any], *, hand: bool) -> Call:
+        model, inputs = cell.build(seed)
+        return gpt_call(cell, by_hand(model) if hand else model, inputs, dict(compiler))
+
+    return [
+        Case(HAND, lambda: make(INDUCTOR, hand=True)),
+        Case(ALONE, lambda: make(INDUCTOR, hand=False)),
+        Case(OURS, lambda: make(OPTPASS, hand=False)),
+    ]
+
+
+#: The cases of a cell from its fields, by kind.
+CASES: Mapping[str, Callable[[Mapping[str, Any], int], Sequence[Case]]] = {
+    OP: lambda cell, seed: op_cases(OpCell(**cell), seed),
+    GPT: lambda cell, seed: gpt_cases(GPTCell(**cell), seed),
+}
+
+
+def _fits(case: Case) -> bool:
+    """Whether a case runs in the GPU's memory; what holds all scores may not."""
+    try:
+        case.make()()
+        torch.cuda.synchronize()
+    except torch.OutOfMemoryError:
+        return False
+    finally:
+        torch.cuda.empty_cache()
+    return True
