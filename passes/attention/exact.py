@@ -172,7 +172,8 @@ class ExactRows:
     def _steps(self) -> tuple[list[fx.Node], str]:
         """What happens to a score up to the softmax, for `lost.OPERATOR`."""
         scores, terms = self.plan.site.scores, []
-        steps, followed = self._scaled(), self._followed()
+        followed = self._followed()
+        steps = self._scaled() + self._kept(self.plan.mask.before, followed)
         for event in self.events.order:
             terms.append(self.events.node(event))
             if isinstance(event, Fill):
@@ -192,13 +193,15 @@ class ExactRows:
     def _added(self, bias: Bias, followed: bool) -> list[str]:
         """A bias and what is done to the sum; where the scale is not followed, it is scaled before, which is the same
         for powers of two alone."""
-        after = bias.after
-        if after is None or (bias.scaled and not followed):
+        after = self._kept(None if bias.scaled and not followed else bias.after, followed)
+        return [f"add {(bias.written if followed else bias.coefficient)!r}", *after]
+
+    def _kept(self, steps: tuple[str, ...] | None, followed: bool) -> list[str]:
+        """Of what is done to a sum, what is still to be done: where the scale is not followed, it is scaled before."""
+        if steps is None:
             reason = "rows without a single key are rounded once more than can be followed"
             raise Blocked(reason, self.plan.site.output)
-        if followed:
-            return [f"add {bias.written!r}", *after]
-        return [f"add {bias.coefficient!r}", *(step for step in after if not step.startswith("times"))]
+        return [step for step in steps if followed or not step.startswith("times")]
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -16,6 +16,7 @@ from optpass.passes.attention.empty import ALLOWED, Masked, is_quotient, no_key
 from optpass.passes.attention.frame import Frame, size_of
 from optpass.passes.attention.ir import Value
 from optpass.passes.attention.masks import MaskFacts, Prover
+from optpass.passes.attention.needless import needed
 from optpass.passes.attention.problem import MaskKind
 from optpass.passes.attention.site import Bias, Blocked, Fill, Operand, Site
 from optpass.passes.attention.terms import Term
@@ -43,6 +44,7 @@ class MaskPlan:
         uneven: in rows 'added', keys of one row are known to carry different numbers.
         near: of the numbers that replace masked scores the largest, where a score can be as low; None where none can.
         cancels: of what is added one may make up for another, beside which the scores were lost or replaced.
+        before: see `needless.Needed`.
     """
 
     kind: MaskKind
@@ -57,6 +59,7 @@ class MaskPlan:
     uneven: bool = False
     near: float | None = None
     cancels: bool = False
+    before: tuple[str, ...] | None = ()
 
 
 def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, training: bool) -> MaskPlan:
@@ -67,8 +70,8 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
     fills = [(f, _prove(f.mask, frame, prover, keep_when=f.keep_when)) for f in scores.fills]
     terms = [Term(b, _prove(b.operand, frame, prover, keep_when=True)) for b in scores.biases]
     proofs = [p for _, p in fills] + [t.facts for t in terms] + [_binary(o, frame, prover) for o in site.binary]
-    fills = [(f, p) for f, p in fills if p.kind != "all"]
-    terms = [t for t in terms if t.facts.kind != "all"]
+    left = needed(fills, terms)
+    fills, terms = left.fills, left.terms
     facts = [p for _, p in fills] + [t.facts for t in terms]
     for mask, hides in site.zeroed:
         if not any(zeros.alike(f.mask.value, not f.keep_when, mask, hides) for f in scores.fills):
@@ -97,7 +100,7 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
     kind: MaskKind = "bool" if empty in ("never", "zero") and not terms else "float"
     return MaskPlan(
         kind, [f for f, _ in fills], [t.bias for t in terms], empty, finite, facts, proofs, row_free,
-        passes, masked.uneven, masked.near, _cancels(site, fills, terms),
+        passes, masked.uneven, masked.near, _cancels(site, fills, terms), left.before,
     )  # fmt: skip
 
 
