@@ -38,12 +38,10 @@ def options() -> str:
 
 def training() -> str:
     """Keys of a training file."""
-    from optpass.training.config import describe
+    from optpass.training.config import keys
 
-    return table(
-        ("key", "type", "default", "meaning"),
-        ((f"`{key}`", kind, f"`{value}`", text) for key, kind, value, text in describe()),
-    )
+    rows = ((f"`{key}`", type_name(f.annotation), default(f), f.description) for key, f in keys().items())
+    return table(("key", "type", "default", "meaning"), rows)
 
 
 def passes() -> str:

@@ -11,6 +11,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+_UNIONS = (typing.Union, types.UnionType)
+
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table; line breaks in cells become spaces, and `|` is escaped."""
@@ -26,10 +28,11 @@ def type_name(annotation: Any) -> str:
     origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:
         return " or ".join(f"`{json.dumps(value)}`" for value in inside)
-    if origin in (typing.Union, types.UnionType):
+    if origin in _UNIONS:
         return " or ".join(type_name(part) for part in inside)
     if origin is dict:
-        return "table" if inside[1] is Any else f"table of {_plural(type_name(inside[1]))}"
+        mixed = inside[1] is Any or typing.get_origin(inside[1]) in _UNIONS
+        return "table" if mixed else f"table of {_plural(type_name(inside[1]))}"
     if origin in (list, tuple):
         fixed = origin is tuple and inside[-1] is not Ellipsis
         return f"{len(inside)} {_plural(type_name(inside[0]))}" if fixed else f"list of {_plural(type_name(inside[0]))}"
@@ -40,7 +43,7 @@ def type_name(annotation: Any) -> str:
 
 
 def _plural(word: str) -> str:
-    return word if word.startswith("[") else f"{word}s"
+    return word if word.startswith("[") or word.endswith("s") else f"{word}s"
 
 
 def default(field: FieldInfo) -> str:

@@ -1,13 +1,11 @@
 """The training file: its `[training]` and `[options]` tables, checked as a whole before anything else happens.
 
-What a key means stands in its `description`; `describe` hands them to the documentation. Whether the model, the text
+What a key means stands in its `description`; the documentation takes it from `keys`. Whether the model, the text
 and the device exist is checked where they are used. Nothing here may import torch.
 """
 
 from __future__ import annotations
 
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -230,10 +228,10 @@ def _training(path: Path, table: Mapping[str, Any], overrides: Mapping[str, Any]
 
 
 def _known(path: Path, table: Mapping[str, Any]) -> None:
-    keys = [key for key, *_ in describe()]
+    known = list(keys())
     for key in table:
-        if key not in keys:
-            raise ConfigError(f"{path}: [training] has an unknown key {key!r}; {did_you_mean(key, keys)}")
+        if key not in known:
+            raise ConfigError(f"{path}: [training] has an unknown key {key!r}; {did_you_mean(key, known)}")
 
 
 def _explained(path: Path, merged: Mapping[str, Any], overrides: Mapping[str, Any], error: ValidationError) -> str:
@@ -251,7 +249,8 @@ def _explained(path: Path, merged: Mapping[str, Any], overrides: Mapping[str, An
 
 
 def _documented(key: str) -> str:
-    return next((text for name, _, _, text in describe() if name == key), "")
+    field = keys().get(key)
+    return (field.description or "") if field else ""
 
 
 def _options(path: Path, tables: Mapping[str, Any], pairs: Mapping[str, str]) -> Options:
@@ -264,25 +263,6 @@ def _options(path: Path, tables: Mapping[str, Any], pairs: Mapping[str, str]) ->
         raise ConfigError(text) from None
 
 
-def describe() -> list[tuple[str, str, str, str]]:
-    """The keys of `[training]` as (key, type, default, description), in the order of the class."""
-    return [
-        (field.alias or key, _type_name(field.annotation), _default(field), field.description or "")
-        for key, field in TrainingConfig.model_fields.items()
-    ]
-
-
-def _default(field: FieldInfo) -> str:
-    value = field.get_default(call_default_factory=True)
-    return "{}" if value == {} else f'"{value}"' if isinstance(value, str) else str(value)
-
-
-def _type_name(annotation: Any) -> str:
-    origin = typing.get_origin(annotation)
-    if origin is Literal:
-        return " or ".join(f'"{choice}"' for choice in typing.get_args(annotation))
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_type_name(part) for part in typing.get_args(annotation))
-    if origin is dict or annotation is dict:
-        return "table"
-    return {int: "integer", float: "number", str: "string", bool: "boolean"}.get(annotation, str(annotation))
+def keys() -> dict[str, FieldInfo]:
+    """The keys of `[training]` as they are written, in the order of the class."""
+    return {field.alias or name: field for name, field in TrainingConfig.model_fields.items()}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from optpass.errors import ConfigError
-from optpass.training.config import TrainingConfig, describe, load
+from optpass.training.config import TrainingConfig, keys, load
 
 ROOT = Path(__file__).parents[3]
 
@@ -88,13 +88,10 @@ def test_a_bad_flag_is_named_as_the_flag(tmp_path: Path) -> None:
         load(write(tmp_path, "[training]\n"), overrides={"steps": 0})
 
 
-def test_describe_names_every_key_as_the_file_does_and_documents_it() -> None:
-    rows = describe()
-    keys = [key for key, *_ in rows]
-    assert "model_config" in keys and "architecture" not in keys and len(keys) == len(TrainingConfig.model_fields)
-    assert all(kind and default and text for _, kind, default, text in rows)
-    assert ("steps", "integer", "300", "Optimizer steps.") in rows
-    assert {key: kind for key, kind, *_ in rows}["data_limit"] == "integer or string"
+def test_every_key_is_named_as_the_file_does_and_documented() -> None:
+    found = keys()
+    assert "model_config" in found and "architecture" not in found
+    assert len(found) == len(TrainingConfig.model_fields) and all(field.description for field in found.values())
 
 
 def test_json_uses_the_names_of_the_file() -> None:
