@@ -28,8 +28,10 @@ from optpass.backend.memory.together import STEPS
 from optpass.backend.session import SESSIONS, Session, Timed
 from optpass.errors import BudgetInfeasibleError
 from optpass.options import Options, resolve
+from optpass.passes.memory.infeasible import attention_swapped
 from optpass.passes.registry import selected
 from optpass.reporting import store
+from optpass.reporting.model import GraphRecord
 
 log = logging.getLogger(__name__)
 
@@ -66,12 +68,14 @@ def _compile(
     *,
     look: bool = True,
     case: Case | None = None,
+    trial: bool = False,
 ) -> Callable[..., Any]:
     """Compile one graph.
 
     Args:
         look: passes may look at what the module's tensors hold.
         case: what a memory budget is for; default: what is the case now.
+        trial: it is compiled to see whether its budget can be met; where it cannot, nothing of it is reported.
     """
     start = time.perf_counter()
     ignored = inner.check(resolved, mode)
@@ -106,8 +110,13 @@ def _compile(
             compat.autograd_cache_keys(functools.partial(kept.wanted, memory)) as keys,
         ):
             compiled = inner.compile_with(serving, gm, example_inputs, resolved, mode, session.hooks)
-    except BudgetInfeasibleError:
+    except BudgetInfeasibleError as error:
         STEPS.forget()
+        if trial:
+            session.withdraw()
+        elif case.share is None and _could_be_swapped(resolved, session.record):
+            again = functools.partial(_compile, contents.original()(), example_inputs, mode=mode, look=look, case=case)
+            _help_by_attention(error, again, resolved)
         raise
     except compat.RestartAnalysis:  # Dynamo traces the frame again, a symbol now a number: this graph never runs
         session.withdraw()
@@ -127,6 +136,25 @@ def _compile(
     log.info("graph %s compiled by %s in %.2f s", session.record.id, session.record.inner, session.record.t_compile_s)
     exit_report.trace(session.record)
     return Timed(compiled, session.record)
+
+
+def _could_be_swapped(resolved: Options, record: GraphRecord) -> bool:
+    """Whether another setting of the option may put attention on fused kernels."""
+    mode = resolved.attention.mode
+    declined = any(site.kind == "attention" for item in record.passes for site in item.declined)
+    return mode == "off" or (mode == "auto" and declined)
+
+
+def _help_by_attention(error: BudgetInfeasibleError, again: Callable[..., Any], resolved: Options) -> None:
+    """Add to the error what the smallest peak would be with all attention on fused kernels, if that is less."""
+    always = resolved.attention.model_copy(update={"mode": "always"})
+    try:
+        again(resolved=resolved.model_copy(update={"attention": always, "memory_budget": 1}), trial=True)
+    except BudgetInfeasibleError as found:
+        if found.floor_bytes < error.floor_bytes:
+            error.add_help(str(attention_swapped(found.floor_bytes)))
+    except Exception:  # advice must not stand in the way of the error that it is for
+        log.debug("what attention on fused kernels would need was not found", exc_info=True)
 
 
 def _tell(resolved: Options, serving: str | Callable[..., Any], problem: str | None, ignored: Sequence[str]) -> None:

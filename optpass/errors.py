@@ -33,12 +33,25 @@ class BudgetInfeasibleError(OptPassError):
     Attributes:
         floor_bytes: the smallest peak that a plan reaches.
         budget_bytes: what was asked for.
+        helps: what would help, most useful first, each with its bytes.
     """
 
-    def __init__(self, message: str, *, floor_bytes: int, budget_bytes: int) -> None:
+    def __init__(self, message: str, *, floor_bytes: int, budget_bytes: int, helps: Iterable[str] = ()) -> None:
         super().__init__(message)
         self.floor_bytes = floor_bytes
         self.budget_bytes = budget_bytes
+        self.helps: tuple[str, ...] = ()
+        for one in reversed(tuple(helps)):
+            self.add_help(one)
+
+    def add_help(self, first: str) -> None:
+        """Name something that would help, before what was named already."""
+        said = str(self.args[0]).removesuffix(self._help())
+        self.helps = (first, *self.helps)
+        self.args = (said + self._help(), *self.args[1:])
+
+    def _help(self) -> str:
+        return f". What would help: {'; '.join(self.helps)}" if self.helps else ""
 
 
 class AuditError(OptPassError):

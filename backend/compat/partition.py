@@ -159,7 +159,7 @@ def passed_through(error: BudgetInfeasibleError) -> BudgetInfeasibleError:
 
         def __init__(self) -> None:
             Exception.__init__(self, str(error))
-            self.floor_bytes, self.budget_bytes = error.floor_bytes, error.budget_bytes
+            self.floor_bytes, self.budget_bytes, self.helps = error.floor_bytes, error.budget_bytes, error.helps
             self.inner_exception = error
             self.first_useful_frame = None
 

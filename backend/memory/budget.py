@@ -33,6 +33,7 @@ class Budget:
             one is planned anew.
         around: elements and bytes of tensors that the caller holds and the graph does not read: its loss may.
         apart: it is of one of several modules that are compiled on their own; what those have that did not run yet.
+        batch: samples that the graph is given at once, where its inputs say so; for messages.
         where: what set the budget, for messages.
         notes: what was assumed.
     """
@@ -51,5 +52,6 @@ class Budget:
     lenient: bool = False
     around: tuple[tuple[int, int], ...] = ()
     apart: Ledger | None = None
+    batch: int | None = None
     where: str = ""
     notes: tuple[str, ...] = ()

@@ -42,7 +42,7 @@ from optpass.errors import BudgetInfeasibleError
 from optpass.passes.devices import DeviceSpec
 from optpass.passes.memory.describe import live_at_peak, tensor_of
 from optpass.passes.memory.emit import rewrite
-from optpass.passes.memory.infeasible import explain_infeasible, standard_helps
+from optpass.passes.memory.infeasible import explain_infeasible, smaller_batch, standard_helps
 from optpass.passes.memory.plan import Ledger, MemoryPlan
 from optpass.passes.memory.problem import Problem, reads_of_changed_inputs
 from optpass.passes.memory.schedule import State, Timeline
@@ -278,8 +278,11 @@ class BudgetPartitioner:
         budget, plan = self.budget, self._described(search, timeline, replay)
         live, _ = live_at_peak(search.schedule, timeline)
         largest = [tensor_of(search.problem.storages[s]) for s in live]
-        helps = standard_helps(plan.ledger, trained_itemsize=budget.trained_itemsize, optimizer=budget.optimizer)
-        error = explain_infeasible(
-            budget.bytes, max(floor, budget.at_optimizer), plan.ledger, largest, helps, budget.where
-        )
+        floor = max(floor, budget.at_optimizer)
+        held = plan.ledger
+        fixed = max(held.parameters + held.gradients + held.optimizer + held.buffers, budget.at_optimizer - held.inputs)
+        smaller = smaller_batch(budget.batch, floor, fixed, budget.bytes)
+        helps = standard_helps(held, trained_itemsize=budget.trained_itemsize, optimizer=budget.optimizer)
+        helps = [smaller, *helps] if smaller is not None else helps
+        error = explain_infeasible(budget.bytes, floor, held, largest, helps, budget.where)
         return parts.passed_through(error)

@@ -131,7 +131,7 @@ def budget_of(
         return Budget(
             bytes=total, statics=share.statics, at_optimizer=share.at_optimizer, optimizer=share.optimizer,
             trained_itemsize=itemsize, tail=share.tail, follow=share.follow, where=where, state=share.state,
-            settled=True, notes=("planned for the step as it was seen",),
+            settled=True, batch=_batch(tensors.inputs), notes=("planned for the step as it was seen",),
         )  # fmt: skip
     before = STEPS.waiting_parameters()
     optimizer = Optimizing.of(options, [*tensors.trained, *(p for p in before if p.requires_grad)])
@@ -172,9 +172,19 @@ def budget_of(
         tail=expected.tail,
         around=tensors.around,
         apart=apart,
+        batch=_batch(tensors.inputs),
         where=where,
         notes=(*optimizer.notes, *expected.notes, *((CALLED_AGAIN,) if to_come else ())),
     )
+
+
+def _batch(inputs: Sequence[torch.Tensor]) -> int | None:
+    """The leading dimension of the largest input, if others have it too."""
+    shaped = [t for t in inputs if t.dim()]
+    if not shaped:
+        return None
+    (size,) = ints(max(shaped, key=lambda t: storage_bytes([t])).shape[:1])
+    return size if all(ints(t.shape[:1]) in ([1], [size]) for t in shaped) else None
 
 
 def _apart(tensors: StepTensors, counted: Sequence[torch.Tensor]) -> Ledger | None:

@@ -174,30 +174,18 @@ def _largest_parameters(solved: Solved) -> list[Tensor]:
 
 def _helps(request: Request, solved: Solved, budget: int, ledger: Ledger) -> list[Help]:
     helps = []
-    smaller = _smaller_batch(solved, budget)
+    planner = solved.planner
+    smaller = infeasible.smaller_batch(solved.captured.batch, planner.floor, planner.fixed.throughout, budget)
     if smaller is not None:
         helps.append(smaller)
     swapped = _attention_swapped(request, solved)
-    if swapped is not None and swapped < solved.planner.floor:
-        helps.append(Help("attention = 'always'", swapped, peak=True))
+    if swapped is not None and swapped < planner.floor:
+        helps.append(infeasible.attention_swapped(swapped))
     trained = solved.state.trained
     width = max((p.dtype.itemsize for p in trained), default=4)
     if request.shard is None:
         helps += infeasible.standard_helps(ledger, trained_itemsize=width, optimizer=solved.state.optimizer.name)
     return helps
-
-
-def _smaller_batch(solved: Solved, budget: int) -> Help | None:
-    """The largest micro-batch that would fit, if what the step makes itself grows with it, as it nearly does."""
-    batch, planner = solved.captured.batch, solved.planner
-    if batch is None or batch < 2:
-        return None
-    own = planner.floor - planner.fixed.throughout
-    left = budget - planner.fixed.throughout
-    size = min(int(batch * left / own) if own > 0 else 0, batch - 1)
-    if size < 1:
-        return None
-    return Help(f"micro-batch {size}, about", planner.fixed.throughout + own * size // batch, peak=True)
 
 
 def _attention_swapped(request: Request, solved: Solved) -> int | None:

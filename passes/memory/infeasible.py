@@ -51,9 +51,8 @@ def explain_infeasible(
         worth = [tensor for tensor in largest if tensor.bytes >= _WORTH_NAMING * largest[0].bytes]
         named = "; ".join(_named(tensor) for tensor in worth[:_NAMED])
         parts.append(f"the largest tensors there: {named}")
-    if helps:
-        parts.append("what would help: " + "; ".join(map(str, helps)))
-    return BudgetInfeasibleError(". ".join(_capital(part) for part in parts), floor_bytes=floor, budget_bytes=budget)
+    text = ". ".join(_capital(part) for part in parts)
+    return BudgetInfeasibleError(text, floor_bytes=floor, budget_bytes=budget, helps=map(str, helps))
 
 
 def standard_helps(ledger: Ledger, *, trained_itemsize: int, optimizer: str, world_size: int = 8) -> list[Help]:
@@ -76,6 +75,25 @@ def standard_helps(ledger: Ledger, *, trained_itemsize: int, optimizer: str, wor
     if divided:
         helps.append(Help(f"sharding over {world_size} devices (FSDP)", divided - divided // world_size))
     return [help_ for help_ in helps if help_.bytes > 0]
+
+
+def smaller_batch(batch: int | None, peak: int, fixed: int, budget: int) -> Help | None:
+    """The largest micro-batch that would fit; None where there is none, or nobody knows what a batch is.
+
+    Args:
+        batch: samples of the micro-batch whose smallest peak is `peak`.
+        fixed: the part of `peak` that does not depend on them; the rest nearly grows with them.
+    """
+    if batch is None or batch < 2:
+        return None
+    own = peak - fixed
+    size = min(batch * (budget - fixed) // own if own > 0 else 0, batch - 1)
+    return Help(f"micro-batch {size}, about", fixed + own * size // batch, peak=True) if size >= 1 else None
+
+
+def attention_swapped(peak: int) -> Help:
+    """Where attention that is left as it is written could run on a fused kernel: the smallest peak with that."""
+    return Help("attention = 'always'", peak, peak=True)
 
 
 def _exact(size: int) -> str:
