@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,7 +37,10 @@ class Widened(TorchFunctionMode):
     """
 
     NARROW = (torch.float32, torch.bfloat16, torch.float16)
-    CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
+    CASTS: Mapping[Any, torch.dtype] = {
+        torch.Tensor.float: torch.float32, torch.Tensor.half: torch.float16, torch.Tensor.bfloat16: torch.bfloat16,
+        torch.Tensor.double: torch.float64,
+    }  # fmt: skip
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -45,13 +48,16 @@ class Widened(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in self.CASTS:
-            return args[0].double()
+            return self._apart(args[0].double(), args[0], self.CASTS[func])
         narrow = [a for a in (*args, *(kwargs or {}).values()) if a in self.NARROW]
         args = tuple(torch.float64 if a in self.NARROW else a for a in args)
         kwargs = {k: torch.float64 if a in self.NARROW else a for k, a in (kwargs or {}).items()}
         result = func(*args, **kwargs)
-        copied = func is torch.Tensor.to and narrow and narrow[0] != self.dtype
-        return result.clone() if copied and result is args[0] else result  # as it is in the program: it may be written
+        return self._apart(result, args[0], narrow[0]) if func is torch.Tensor.to and narrow else result
+
+    def _apart(self, result: torch.Tensor, source: torch.Tensor, named: torch.dtype) -> torch.Tensor:
+        """A copy where the program makes one, for it may be written to."""
+        return result.clone() if result is source and named != self.dtype else result
 
 
 @contextlib.contextmanager
