@@ -126,12 +126,13 @@ def _found(
     """The optimizer that holds a model object's parameters, where none was named."""
     if options.optimizer is not None or isinstance(model, str):
         return None, ()
+    from optpass.backend.memory.probe import library_workspace
     from optpass.backend.model_tensors import owner
     from optpass.passes.memory.optimizer_search import find_optimizer
     from optpass.passes.memory.optimizers import OptimizerCost
 
     module = owner(model)
-    found = find_optimizer(module.parameters()) if module is not None else None
+    found = find_optimizer(module.parameters(), library_workspace) if module is not None else None
     if found is None:
         return None, ()
     cost = OptimizerCost(found.name, found.state_bytes, found.step_bytes, "found in this process")

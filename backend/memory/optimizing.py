@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from optpass.backend.memory.probe import library_workspace
 from optpass.options import Options
 from optpass.passes.memory import optimizers
 from optpass.passes.memory.optimizer_rehearsal import sizes_of
@@ -45,14 +46,16 @@ class Optimizing:
         Raises:
             ConfigError: the option names none that is known.
         """
-        found = find_optimizer(trained)
+        found = find_optimizer(trained, library_workspace)
         held, copies = ((), ()) if found is None else (found.parameters, found.copies)
         if options.optimizer is not None:
             name = optimizers.check(options) or "none"
             stepped = held if copies else (*trained, *held)
             everything = list({id(p): p for p in stepped if p.requires_grad}.values())
             gpu = any(p.device.type != "cpu" for p in everything)
-            cost = optimizers.cost(name, sizes_of(everything), gpu=gpu, where=options.where("optimizer"))
+            cost = optimizers.cost(
+                name, sizes_of(everything), gpu=gpu, where=options.where("optimizer"), library=library_workspace
+            )
             return cls(name, cost.state_bytes, cost.step_bytes, held, (), copies)
         if found is None:
             said = "no optimizer was found that holds the parameters: none is counted; name it with `optimizer`"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from optpass.backend.memory.probe import library_workspace
 from optpass.backend.model_tensors import main_dtype, owner, parameter_count
 from optpass.errors import BudgetInfeasibleError, ConfigError, TraceError
 from optpass.passes.memory import infeasible, optimizers
@@ -112,7 +113,9 @@ def _optimizer(request: Request, state: StepState) -> OptimizerCost:
         return _NO_OPTIMIZER
     gpu = request.device.kind != "cpu"
     where = request.options.where("optimizer")
-    return optimizers.cost(request.optimizer, state.trained, gpu=gpu, settings=request.settings, where=where)
+    return optimizers.cost(
+        request.optimizer, state.trained, gpu=gpu, settings=request.settings, where=where, library=library_workspace
+    )
 
 
 def _completed(report: PlanReport, request: Request, solved: Solved, tried: list[tuple[int, int]]) -> PlanReport:

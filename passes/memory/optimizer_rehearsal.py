@@ -17,6 +17,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from optpass.passes.memory.workspace import Library, call_workspace
+from optpass.passes.memory.workspace_call import Call
+
 #: Steps that are rehearsed: the first makes the state, the second is as all that follow.
 _STEPS = 2
 #: Settings that need a CUDA device or another value than a rehearsal has; none changes what a step allocates by more
@@ -50,13 +53,20 @@ def sizes_of(parameters: Sequence[Tensor]) -> list[ParameterSize]:
     return [ParameterSize(tuple(int(n) for n in p.shape), p.dtype) for p in parameters]
 
 
-def rehearse(kind: type[torch.optim.Optimizer], groups: Sequence[Mapping[str, Any]], *, gpu: bool) -> tuple[int, int]:
+def rehearse(
+    kind: type[torch.optim.Optimizer],
+    groups: Sequence[Mapping[str, Any]],
+    *,
+    gpu: bool,
+    library: Library | None = None,
+) -> tuple[int, int]:
     """Bytes of the state of `kind`, and the most that one of its later steps has allocated beside it.
 
     Args:
         kind: a class of `torch.optim`.
         groups: parameter groups, `params` a list of `ParameterSize`, the other keys as in `Optimizer.param_groups`.
         gpu: the parameters are on a GPU, where an optimizer that is not told works on all of them at once.
+        library: as for `workspace.op_workspace`; what products in half precision need (Muon's) is known to it alone.
 
     Raises:
         Exception: whatever the class raises for these groups, such as Muon for a vector.
@@ -74,7 +84,7 @@ def rehearse(kind: type[torch.optim.Optimizer], groups: Sequence[Mapping[str, An
         twin.grad = torch.empty_like(twin)
     peak = 0
     for _ in range(_STEPS):
-        with _Allocations() as seen, torch.no_grad():
+        with _Allocations(inside=not gpu, library=library) as seen, torch.no_grad():
             optimizer.step()
         peak = seen.peak
     fused = all(group.get("fused") for group in groups)  # one kernel that updates in place
@@ -108,11 +118,13 @@ def _state_bytes(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor],
 class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Bytes of the meta storages made inside and still alive, and their peak. Storages are followed by weak reference.
 
-    A number read from a meta tensor is 1: what is allocated does not depend on it.
+    A number read from a meta tensor is 1: what is allocated does not depend on it. With `inside`, what operators
+    allocate within themselves on a CPU counts too, `library` answering as for `workspace.op_workspace`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, inside: bool, library: Library | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self._inside, self._library = inside, library
         self.now = self.peak = 0
         self._known: set[int] = set()
 
@@ -125,6 +137,9 @@ class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
         for value in tree_leaves(result):
             if isinstance(value, Tensor) and value.device.type == "meta":
                 self._follow(value.untyped_storage(), before)
+        call = Call.of(func, args, kwargs or {}, result) if self._inside else None
+        if call is not None:
+            self.peak = max(self.peak, self.now + call_workspace(call, self._library))
         return result
 
     def _follow(self, storage: torch.UntypedStorage, before: set[int]) -> None:

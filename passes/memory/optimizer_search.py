@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from optpass.passes.memory.optimizer_rehearsal import ParameterSize, rehearse, sizes_of
 from optpass.passes.memory.optimizers import OptimizerCost, by_formula, cost
+from optpass.passes.memory.workspace import Library
 
 #: States per element that an optimizer in no table is taken to keep until it has made them: as Adam's.
 _GUESSED_STATES = 2
@@ -52,11 +53,12 @@ class Found:
         return " + ".join(dict.fromkeys(cost.name for cost in self.costs))
 
 
-def find_optimizer(parameters: Iterable[Tensor]) -> Found | None:
+def find_optimizer(parameters: Iterable[Tensor], library: Library | None = None) -> Found | None:
     """The optimizers that hold any of `parameters`; None where there is none.
 
     Args:
         parameters: the real parameters of a graph, which are told apart by identity.
+        library: as for `rehearse`.
     """
     given = {id(p): p for p in parameters}
     asked = given.keys()
@@ -70,7 +72,7 @@ def find_optimizer(parameters: Iterable[Tensor]) -> Found | None:
         return None
     holding.sort(key=_order)
     notes = [f"taken to train wider copies of {len(copies)} parameters"] if copies else []
-    costs = tuple(cost_of(optimizer, notes) for optimizer in holding)
+    costs = tuple(cost_of(optimizer, notes, library) for optimizer in holding)
     everything = {id(p): p for o in holding for p in _parameters(o)}
     return Found(
         costs, sum(c.state_bytes for c in costs), max(c.step_bytes for c in costs), len(everything.keys() & asked),
@@ -106,7 +108,7 @@ def _wide(parameter: Tensor) -> bool:
     return parameter.is_floating_point() and parameter.dtype not in _HALF
 
 
-def cost_of(optimizer: torch.optim.Optimizer, notes: list[str]) -> OptimizerCost:
+def cost_of(optimizer: torch.optim.Optimizer, notes: list[str], library: Library | None = None) -> OptimizerCost:
     """What one optimizer needs, by its class and its parameter groups; what is assumed is added to `notes`.
 
     A class of `torch.optim`, or one that inherits its `step`, is rehearsed. Of any other the state that it has made is
@@ -119,7 +121,7 @@ def cost_of(optimizer: torch.optim.Optimizer, notes: list[str]) -> OptimizerCost
     if kind is not None and not by_formula(kind.__name__):
         groups = [{**group, "params": sizes_of(_trained(group["params"]))} for group in optimizer.param_groups]
         try:
-            state, step = rehearse(kind, groups, gpu=gpu)
+            state, step = rehearse(kind, groups, gpu=gpu, library=library)
             state += _made(optimizer, frozen=True)
             return OptimizerCost(name.lower(), state, step, f"rehearsed torch.optim.{kind.__name__}")
         except Exception as error:  # noqa: BLE001  # a class that cannot be rehearsed is counted another way

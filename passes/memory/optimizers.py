@@ -19,6 +19,7 @@ import torch
 from optpass.errors import ConfigError, did_you_mean
 from optpass.options import Options
 from optpass.passes.memory.optimizer_rehearsal import ParameterSize, rehearse
+from optpass.passes.memory.workspace import Library
 
 NONE = "none"
 
@@ -113,6 +114,7 @@ def cost(
     gpu: bool,
     settings: Mapping[str, Any] | None = None,
     where: str = "optimizer",
+    library: Library | None = None,
 ) -> OptimizerCost:
     """What the optimizer `name` needs for these parameters.
 
@@ -122,6 +124,7 @@ def cost(
         gpu: they are on a GPU, where torch's optimizers work on all of them at once unless told otherwise.
         settings: what it is constructed with, beyond the table's, e.g. {"fused": True}; for classes of torch only.
         where: what a message begins with.
+        library: as for `rehearse`.
 
     Raises:
         ConfigError: no optimizer of that name.
@@ -132,11 +135,11 @@ def cost(
                              entry.source)  # fmt: skip
     given = {**entry.settings, **(settings or {})}
     mine = [p for p in parameters if entry.only is None or len(p.shape) == entry.only]
-    state, step = rehearse(torch_class(entry.kind), [{**given, "params": mine}], gpu=gpu)
+    state, step = rehearse(torch_class(entry.kind), [{**given, "params": mine}], gpu=gpu, library=library)
     found = OptimizerCost(entry.name, state, step, entry.source)
     rest = [p for p in parameters if entry.only is not None and len(p.shape) != entry.only]
     if rest and entry.others is not None:
-        other = cost(entry.others, rest, gpu=gpu, settings=settings)
+        other = cost(entry.others, rest, gpu=gpu, settings=settings, library=library)
         # Two optimizers step one after another, so their temporaries never meet.
         return replace(
             found, state_bytes=state + other.state_bytes, step_bytes=max(step, other.step_bytes)

@@ -58,8 +58,11 @@ def op_workspace(
     if isinstance(target, torch._ops.HigherOrderOperator):
         return bodies_bytes(target, args, lambda node: workspace_bytes(node, library), number)
     call = Call.of(target, args, kwargs, out)
-    if call is None or not _on_cpu(call):
-        return 0
+    return call_workspace(call, library) if call is not None and _on_cpu(call) else 0
+
+
+def call_workspace(call: Call, library: Library | None = None) -> int:
+    """As `op_workspace`, of a call that runs on a CPU, wherever its tensors are: those of a rehearsal are on `meta`."""
     if library is not None and workspace_library.is_library(call):
         measured = library(call)
         if measured is not None:
@@ -67,7 +70,7 @@ def op_workspace(
     rule = _RULES.get(call.name)
     if rule is not None:
         return rule(call)
-    return workspace_elementwise.promotion(call) if torch.Tag.pointwise in target.tags else 0
+    return workspace_elementwise.promotion(call) if torch.Tag.pointwise in call.target.tags else 0
 
 
 def retained_bytes(target: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> int:
