@@ -45,14 +45,14 @@ def explain_infeasible(
         helps: what would help, most useful first.
         where: what set the budget, e.g. "options: memory_budget"; the message begins with it.
     """
-    said = f"no plan of this training step fits {_exact(budget)}; the smallest peak of any plan is {_exact(floor)}"
-    parts = [f"{where}: {said}" if where else said, "there it holds " + _held(ledger)]
+    said = f"{'no' if where else 'No'} plan of this training step fits {_exact(budget)}"
+    said = f"{said}; the smallest peak of any plan is {_exact(floor)}"
+    parts = [f"{where}: {said}" if where else said, "There it holds " + _held(ledger)]
     if largest:
         worth = [tensor for tensor in largest if tensor.bytes >= _WORTH_NAMING * largest[0].bytes]
         named = "; ".join(_named(tensor) for tensor in worth[:_NAMED])
-        parts.append(f"the largest tensors there: {named}")
-    text = ". ".join(_capital(part) for part in parts)
-    return BudgetInfeasibleError(text, floor_bytes=floor, budget_bytes=budget, helps=map(str, helps))
+        parts.append(f"The largest tensors there: {named}")
+    return BudgetInfeasibleError(". ".join(parts), floor_bytes=floor, budget_bytes=budget, helps=map(str, helps))
 
 
 def standard_helps(ledger: Ledger, *, trained_itemsize: int, optimizer: str, world_size: int = 8) -> list[Help]:
@@ -111,7 +111,3 @@ def _named(tensor: Tensor) -> str:
     at = ", ".join(part for part in (place, tensor.module or "") if part)
     what = f"{tensor.shape} of {tensor.op}" if tensor.op else f"{tensor.node} {tensor.shape}"
     return f"{format_bytes(tensor.bytes)} {what.strip()}" + (f" ({at})" if at else "")
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:] if not text.startswith(("options", "/")) else text

@@ -33,6 +33,14 @@ def test_the_message_has_floor_tensors_and_helps() -> None:
     assert "What would help: micro-batch 4 (smallest peak 12 GiB); sharding (frees 3 GiB)" in said
 
 
+@pytest.mark.parametrize("where", ["gpt.toml: [training]: memory_budget='1MB'", "command line: memory_budget=5"])
+def test_what_set_the_budget_is_named_as_it_is_written(where: str) -> None:
+    """A file's name began with a capital."""
+    said = str(explain_infeasible(5, 17 * G, LEDGER, [], where=where))
+    assert said.startswith(f"{where}: no plan of this training step fits 5 bytes; ")
+    assert str(explain_infeasible(5, 17 * G, LEDGER, [])).startswith("No plan of this training step fits 5 bytes; ")
+
+
 @pytest.mark.parametrize(("width", "halved"), [(4, True), (2, False)])
 def test_standard_helps(width: int, halved: bool) -> None:
     helps = standard_helps(LEDGER, trained_itemsize=width, optimizer="adamw", world_size=8)
