@@ -37,9 +37,21 @@ def is_compiled(node: Any) -> bool:
     return "CompiledFunction" in node.name()
 
 
+def packs_what_is_saved() -> bool:
+    """Whether hooks of the user's pack what autograd saves now, as those of an activation checkpoint do: in its
+    forward, and where its backward runs that forward again."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def is_in_backward() -> bool:
+    """Whether this thread is in the midst of a backward: a checkpoint runs its forward again there."""
+    current = getattr(torch._C, "_current_graph_task_id", None)
+    return current is not None and current() != -1
+
+
 def saved_by_function(node: Any) -> list[torch.Tensor]:
     """Tensors that a custom function's node saves; none where they are released, or packed by the user's own hooks."""
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+    if packs_what_is_saved():
         return []
     try:
         if is_packed(node, "_saved_tensors"):
@@ -74,7 +86,7 @@ def held_elsewhere(node: Any, storage: Any) -> bool:
 
 def saved_by_operator(node: Any) -> list[torch.Tensor]:
     """Tensors that an eager operator's node saves, as far as they are not released yet."""
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+    if packs_what_is_saved():
         return []
     found: list[torch.Tensor] = []
     for name in saved_names(node):

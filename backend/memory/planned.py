@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from optpass.backend.compat.memory_autograd import is_in_backward, packs_what_is_saved
 from optpass.backend.compat.memory_calls import LOOP
 from optpass.backend.memory.eager_timeline import Shapes
 from optpass.backend.memory.expected import Expected, resize, shapes_of
@@ -99,6 +100,7 @@ class Planned:
         self._growth = Growth(dynamic, partitioner.sizes) if dynamic else None
         self._grown = 0  #: bytes that it needs at most at larger sizes that it was called with
         self._others: dict[tuple[bool, bool], Callable[..., Any]] = {}
+        self._served: Callable[..., Any] | None = None  #: what served the last forward
         self._lock = threading.Lock()
 
     @staticmethod
@@ -115,22 +117,32 @@ class Planned:
             result = (compiled or self._others[self._case.gradients, False])(*args)
             STEPS.lend(args, result)
             return result
+        if is_in_backward():  # a checkpoint runs its forward again, which must meet the plan that it met before
+            return self._run(self._served or compiled, args)
         STEPS.enter(self._case.origin)
         gradients = any(args[i].grad is not None for i in self._trained)
         larger = self._growth is not None and self._outgrows(self._growth.at(args), args)
         mine = gradients == self._case.gradients and not larger
         if mine and compiled is not None and self._leaf.share is None and not self._is_crowded():
-            result = compiled(*args)
+            self._served = compiled
+        else:
+            self._served = self._other(gradients, larger, mine, args)
+        return self._run(self._served, args)
+
+    def _run(self, serving: Callable[..., Any] | None, args: Sequence[Any]) -> Any:
+        serving = serving or self._others[self._case.gradients, False]
+        result = serving(*args)
+        if serving is self._compiled:  # the others see to their runs themselves
             STEPS.leave(self._leaf, args, result)
-            return result
-        return self._other(gradients, larger, mine, args)(*args)
+        return result
 
     def _is_crowded(self) -> bool:
         """Whether the first step calls the graph again before its backward, and one more run of the same plan does not
         fit beside those that wait; of several that wait, as many more, unless its caller names the calls: a loop is
-        likely to go on."""
+        likely to go on. Not inside of an activation checkpoint, which keeps nothing of a run, and whose backward must
+        meet the plan that its forward met."""
         leaf, budget = self._leaf, self._leaf.partitioner.budget
-        if leaf.seen or leaf.situations or self._case.crowded:
+        if leaf.seen or leaf.situations or self._case.crowded or packs_what_is_saved():
             return False
         waiting = sum(other.origin is leaf.origin for other in STEPS.waiting())
         if not waiting:
@@ -167,7 +179,7 @@ class Planned:
         return needed > budget.bytes
 
     def _other(self, gradients: bool, larger: bool, mine: bool, args: Sequence[Any]) -> Callable[..., Any]:
-        """What serves the case, compiled when it is first asked for; it sees to its runs itself."""
+        """What serves the case, compiled when it is first asked for."""
         with self._lock:
             if mine and self._compiled is not None:  # its plan is out of date
                 self._superseded()
