@@ -75,7 +75,7 @@ def _compile(
     Args:
         look: passes may look at what the module's tensors hold.
         case: what a memory budget is for; default: what is the case now.
-        trial: it is compiled to see whether its budget can be met; where it cannot, nothing of it is reported.
+        trial: compiled to see what its smallest peak is, by a budget that nothing fits; nothing of it is reported.
     """
     start = time.perf_counter()
     ignored = inner.check(resolved, mode)
@@ -97,7 +97,8 @@ def _compile(
     session = Session(gm, resolved, passes, spec, uuid)
     SESSIONS.add(session)
     session.record.inner = inner.name_of(serving)
-    _tell(resolved, serving, problem, [*ignored, *([without_effect] if without_effect else [])])
+    if not trial:
+        _tell(resolved, serving, problem, [*ignored, *([without_effect] if without_effect else [])])
     contents = Contents(gm, example_inputs if look else (), keep=memory is not None)
     if memory is not None:
         session.hooks.partition, session.hooks.lowered = memory, memory.lowered
@@ -112,15 +113,16 @@ def _compile(
             compiled = inner.compile_with(serving, gm, example_inputs, resolved, mode, session.hooks)
     except BudgetInfeasibleError as error:
         STEPS.forget()
-        if trial:
-            session.withdraw()
-        elif case.share is None and _could_be_swapped(resolved, session.record):
+        if not trial and case.share is None and _could_be_swapped(resolved, session.record):
             again = functools.partial(_compile, contents.original()(), example_inputs, mode=mode, look=look, case=case)
             _help_by_attention(error, again, resolved)
         raise
     except compat.RestartAnalysis:  # Dynamo traces the frame again, a symbol now a number: this graph never runs
         session.withdraw()
         raise
+    finally:
+        if trial:
+            session.withdraw()
     session.after_compile()
     if memory is not None:
         kept.keep_or_find(memory, keys[-1] if keys else None, sources)

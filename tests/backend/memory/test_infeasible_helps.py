@@ -41,7 +41,8 @@ def test_attention_on_fused_kernels(steps, programs, mode):
     model, x = programs.Stack(1, 32, 2), torch.randn(1, 128, 32)
     optpass.reset_report()
     error = _refused(steps, model, x, 1000, attention=mode)
-    assert len(optpass.report().graphs) == 1
+    report = optpass.report()
+    assert len(report.graphs) == 1 and report.options["memory_budget"] == 1000
     fused = _refused(steps, model, x, 1000, attention="always")
     named = [one for one in error.helps if one.startswith("attention = 'always'")]
     assert bool(named) is (fused.floor_bytes < error.floor_bytes)
