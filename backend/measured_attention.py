@@ -23,14 +23,15 @@ ROUNDS = 5
 
 def measure_sites() -> None:
     """Write `measured_unfused_us`, `measured_fused_us` and `measured_gain` into the cost of every swapped site."""
-    known: dict[tuple[Problem, str], tuple[float, float]] = {}
+    known: dict[tuple[Problem, str, torch.dtype | None], tuple[float, float]] = {}
     for session in SESSIONS.all():
-        for site, problem, kernel in session.products.get("attention") or ():
+        for site, problem, choice in session.products.get("attention") or ():
             if problem.score_ops or not _present(problem.device):
                 continue  # a softcap's fused way is a template of Inductor's, not a call
-            if (problem, kernel) not in known:
-                known[problem, kernel] = measure(problem, kernel)
-            unfused, fused = known[problem, kernel]
+            key = (problem, choice.kernel, choice.computed_in)
+            if key not in known:
+                known[key] = measure(*key)
+            unfused, fused = known[key]
             site.cost |= {"measured_unfused_us": unfused, "measured_fused_us": fused, "measured_gain": unfused / fused}
 
 
@@ -38,11 +39,12 @@ def _present(device: str) -> bool:
     return device == "cpu" or (device == "cuda" and torch.cuda.is_available())
 
 
-def measure(problem: Problem, kernel: str = "") -> tuple[float, float]:
+def measure(problem: Problem, kernel: str = "", computed_in: torch.dtype | None = None) -> tuple[float, float]:
     """Microseconds (unfused, fused) of one forward, with the backward where the problem trains.
 
     Args:
         kernel: 'blocks' for our own operator; SDPA is called for every other.
+        computed_in: dtype that it is given the operands in; None for their own.
     """
     q, k, v = _operands(problem)
     mask = _mask(problem)
@@ -63,10 +65,13 @@ def measure(problem: Problem, kernel: str = "") -> tuple[float, float]:
     def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if kernel == "blocks":
             return attention_in_blocks(q, k, v, mask, problem.mask == "causal", problem.head_dim**-0.5)
+        query, key, value, added = *(t.to(computed_in or t.dtype) for t in (q, k, v)), mask
+        if added is not None and added.is_floating_point():
+            added = added.to(computed_in or added.dtype)
         return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=problem.dropout, is_causal=problem.mask == "causal",
+            query, key, value, attn_mask=added, dropout_p=problem.dropout, is_causal=problem.mask == "causal",
             enable_gqa=groups > 1,
-        )  # fmt: skip
+        ).to(q.dtype)  # fmt: skip
 
     ways = [_step(f, problem, (q, k, v)) for f in (torch.compile(unfused, backend="inductor"), fused)]
     best = [float("inf")] * len(ways)

@@ -39,6 +39,9 @@ _LIBRARY.define(
     tags=_TAGS,
 )
 
+#: Of the mean square of a head's values, the part that their mean must have to be looked at apart.
+_COMMON = 0.1
+
 
 def _drawn(probability: float, seed: Tensor | None) -> Seeded | None:
     if not probability:
@@ -81,13 +84,14 @@ def _backward(
     grads = [
         torch.empty_like(t, memory_format=torch.contiguous_format) for t in (region.query, region.key, region.value)
     ]
+    shifts, large = _shifts(region, grad)
     rooms = region.rooms(
         "scores", "passed", *(("bounded",) if softcap else ()), *(("kept", "left") if region.draw else ())
     )
     rooms = [room | sums for room, sums in zip(rooms, region.sums(), strict=True)]
 
     def pass_back(worker: int, heads: slice) -> None:
-        _head_gradients(region, grad, grads, heads, rooms[worker])
+        _head_gradients(region, grad, grads, heads, rooms[worker], shifts if large else None)
 
     share(pass_back, [*region.head_chunks()], region.workers)
     found = [grads[0].view(query.shape)]
@@ -99,9 +103,14 @@ def _backward(
 
 
 def _head_gradients(
-    region: Region, grad: Tensor, grads: list[Tensor], heads: slice, room: Mapping[str, Tensor]
-) -> None:
-    """Gradients of some heads. What is in cache is used at once: the weights before the gradient passed to them."""
+    region: Region, grad: Tensor, grads: list[Tensor], heads: slice, room: Mapping[str, Tensor],
+    shifts: Tensor | None,
+) -> None:  # fmt: skip
+    """Gradients of some heads. What is in cache is used at once: the weights before the gradient passed to them.
+
+    Args:
+        shifts: [heads, rows, 1], added to what is passed to all weights of a row.
+    """
     query, key, value, products = region.query, region.key, region.value, region.products
     blocks = [*region.blocks(heads)][::-1]  # the first sees all keys that any sees
     of_key = _summed(region, grads[1][heads], query[heads], region.factor, room, "key")
@@ -115,7 +124,10 @@ def _head_gradients(
             left = torch.mul(weights, kept, out=room_of(room, "left", weights))
         of_value.add(left, block.queries)
         into = shaped(room.get("passed"), weights.shape)
-        passed = products.matmul(grad[own], value[seen].transpose(1, 2), into, region.kept_scale)
+        if shifts is None or into is None:
+            passed = products.matmul(grad[own], value[seen].transpose(1, 2), into, region.kept_scale)
+        else:
+            passed = torch.baddbmm(shifts[own], grad[own], value[seen].transpose(1, 2), out=into)
         if kept is not None:
             passed.mul_(kept)
         torch._softmax_backward_data(passed, weights, -1, weights.dtype, grad_input=passed)
@@ -126,6 +138,24 @@ def _head_gradients(
         _into(grads[0][own], products.matmul, passed, key[seen], region.scale)
     of_key.finish()
     of_value.finish()
+
+
+def _shifts(region: Region, grad: Tensor) -> tuple[Tensor | None, bool]:
+    """[heads, rows, 1]: what is passed back to all weights of a row alike, negative, and whether it is worth adding.
+
+    The backward of a softmax takes it off again; any finite number is right. Added before the gradient of the weights
+    is rounded, it leaves little to be rounded where values have a large common mean. Memory is held in any case: how
+    much must not depend on the values.
+    """
+    if not region.rounds or region.draw is not None:
+        return None, False
+    wide = torch.promote_types(grad.dtype, torch.float32)
+    middle = region.value.mean(1, keepdim=True, dtype=wide)
+    squares = torch.linalg.vector_norm(region.value, dim=(1, 2), keepdim=True, dtype=wide).square()
+    large = middle.square().sum(2, keepdim=True) * region.keys > squares * _COMMON
+    middle = torch.where(large, middle, 0.0).to(grad.dtype)
+    shifts = torch.bmm(grad, middle.transpose(1, 2)).nan_to_num_(0.0, 0.0, 0.0).neg_()
+    return shifts, bool(large.any())
 
 
 def _summed(

@@ -76,7 +76,7 @@ class Chooser:
         loaded = mask.kind == "bool" or added  # a causal fill from a buffer is computed where no kernel pays
         verdict = gate.decide(
             planned.problem, str(choice.target), choice.kernel, self._spec(planned),
-            mask_form="loaded" if loaded else "computed", regions=self.regions,
+            mask_form="loaded" if loaded else "computed", regions=self.regions, computed_in=choice.computed_in,
         )  # fmt: skip
         clearly = choice.target != BLOCKS or verdict.fused_us * BLOCKS_MARGIN <= verdict.unfused_us
         if clearly or not verdict.pays:

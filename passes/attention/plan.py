@@ -5,9 +5,9 @@ Decides nothing about cost and writes no nodes; raises `Blocked` where the call 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from optpass.passes.attention.problem import Problem
 from optpass.passes.attention.site import Bias, Blocked, Factor, Number, Operand, Site
 
 
-@dataclass
+@dataclasses.dataclass
 class Plan:
     """Everything that the rewrite of one site needs."""
 
@@ -34,6 +34,12 @@ class Plan:
     query_factors: list[Factor]
     key_factors: list[Factor]
     problem: Problem
+
+    def computed_in(self, dtype: torch.dtype | None) -> Plan:
+        """The same with operands given in another dtype; in their own for None."""
+        if dtype is None:
+            return self
+        return dataclasses.replace(self, dtype=dtype)
 
     @property
     def depth(self) -> int:

@@ -24,7 +24,7 @@ _CAUSAL_ROWS: Final = 256
 _SCALED_KEYS: Final = 8
 #: Scores of some heads of which weights are kept until the gradients of keys and values are summed: 16 MiB in bfloat16.
 _GATHERED: Final = 1 << 23
-#: Bytes of a number in dtypes in which a sum of rounded products is less exact than the product of all.
+#: Bytes of a number in dtypes in which products are rounded to less than what they are summed in.
 _ROUNDED: Final = 2
 #: Tensors of a block that are results of products.
 _OF_PRODUCTS: Final = frozenset({"scores", "passed"})
@@ -80,6 +80,11 @@ class Region:
         self._hidden = query.new_full((), float("-inf"))
 
     @property
+    def rounds(self) -> bool:
+        """Whether products are rounded to less than what they are summed in."""
+        return self.query.dtype.itemsize <= _ROUNDED
+
+    @property
     def kept_scale(self) -> float:
         """What weights that are kept are multiplied by."""
         return self.draw.scale if self.draw else 1.0
@@ -121,7 +126,7 @@ class Region:
         'gathered key' and 'gathered value' hold the weights of some heads and what passes through them, all rows at
         once; where that is too much, 'sum key' and 'sum value' hold sums and 'made' what is added.
         """
-        if self.query.dtype.itemsize > _ROUNDED or self.block_rows >= self.rows:
+        if not self.rounds or self.block_rows >= self.rows:
             return [{} for _ in range(self.workers)]
         heads = min(self.block_heads, self.batch * self.heads)
         if (size := heads * self.rows * self.keys) * self.workers <= _GATHERED:

@@ -9,6 +9,7 @@ import torch
 from optpass.passes.attention.masks import MaskFacts
 from optpass.passes.attention.plan import Plan
 from optpass.passes.attention.site import Site
+from optpass.passes.attention.targets import Choice
 
 
 def before(site: Site, facts: list[MaskFacts] | None = None) -> str:
@@ -39,10 +40,11 @@ def _number(number: float | torch.SymFloat) -> str:
     return "" if number == 1.0 else f"{number:g}·"
 
 
-def after(plan: Plan, target: str, kernel: str) -> str:
+def after(plan: Plan, choice: Choice) -> str:
     """`SDPA flash, is_causal`."""
-    name = _NAMES.get(target, f"SDPA {kernel}")
-    parts = [name]
+    name = _NAMES.get(str(choice.target), f"SDPA {choice.kernel}")
+    wider = "" if choice.computed_in is None else f" in {str(choice.computed_in).removeprefix('torch.')}"
+    parts = [name + wider]
     parts += {"causal": ["is_causal"], "bool": ["bool mask"], "float": ["float mask"]}.get(plan.mask.kind, [])
     parts += ["grouped queries"] if plan.frame.groups else []
     parts += [f"dropout {plan.site.dropout:g} from the kernel's own stream"] if plan.site.dropout else []

@@ -139,7 +139,7 @@ class GraphWork:
         except Blocked:
             self._compute_masks(planned)
             raise
-        return _Part(planned, choice, cost)
+        return _Part(planned.computed_in(choice.computed_in), choice, cost)
 
     def _write(self, parts: list[_Part]) -> None:
         """The calls of one product, and what they add up to, in its place."""
@@ -173,11 +173,11 @@ class GraphWork:
         record = Record(
             kind="attention", file=source.file, line=source.line, module=source.module, node=node.name,
             reason=choice.reason, before=words.before(site, planned.mask.facts),
-            after=words.after(planned, str(choice.target), choice.kernel),
+            after=words.after(planned, choice),
             cost=words.figures(planned, choice.materialises) | part.cost,
         )  # fmt: skip
         self.result.applied.append(record)
-        self.result.product.append((record, planned.problem, choice.kernel))
+        self.result.product.append((record, planned.problem, choice))
 
     def _call(self, rewrite: Rewrite, writer: Writer, choice: Choice) -> fx.Node:
         if choice.target == "flex":

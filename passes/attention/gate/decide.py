@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -80,6 +80,7 @@ def decide(
     *,
     mask_form: MaskForm = "loaded",
     regions: int = 1,
+    computed_in: torch.dtype | None = None,
 ) -> Verdict:
     """Whether `kernel` is faster than what the inner compiler would make of the site as it is.
 
@@ -89,6 +90,7 @@ def decide(
         spec: the GPU; for a CPU problem the processor at hand is looked up instead.
         mask_form: how the inner compiler alone would get a causal or bool mask.
         regions: sites like this one in the graph, which can reuse each other's buffers once these are mapped.
+        computed_in: dtype that the kernel is given the operands in; None for their own.
     """
     words = f"{_NAMES.get(target, target)} {kernel}".strip()
     alone = unfused(problem, spec, mask_form=mask_form, regions=regions)
@@ -98,7 +100,7 @@ def decide(
     if _scores(problem) < _FEW.get(kernel, 0):
         reason = f"{words} takes longer to call than to compute so few scores"
         return Verdict(False, alone.us, alone.us, reason, alone.source)
-    fast = fused(problem, kernel, spec, regions=regions)
+    fast = fused(replace(problem, dtype=computed_in or problem.dtype), kernel, spec, regions=regions)
     if fast is None:
         reason = f"nothing is known of what {words} takes for {_dtype(problem)} on this device"
         return Verdict(False, alone.us, alone.us, reason, alone.source)

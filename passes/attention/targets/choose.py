@@ -34,6 +34,7 @@ class Choice:
         materialises: a tensor of batch x heads x queries x keys is put in memory, or saved for the backward. A bool
             mask operand also becomes a float one of the size it is stored in; that is not counted.
         by_default: SDPA takes this kernel by itself; where it does not, or may not, the backend must be named.
+        computed_in: dtype that it is given the operands in; None for their own.
         rejected: (kernel, why) of each kernel before it in the order.
     """
 
@@ -43,6 +44,7 @@ class Choice:
     sources: tuple[str, ...] = ()
     materialises: bool = False
     by_default: bool = False
+    computed_in: torch.dtype | None = None
     rejected: tuple[tuple[str, str], ...] = ()
 
 
@@ -82,14 +84,17 @@ def choose(
         if refused:
             rejected.append((kernel.name, f"{kernel.title} {refused}"))
             continue
-        made = kernel.made(at)
+        made, wider = kernel.made(at), kernel.widened(at)
+        reasons = [f"{kernel.title}: {place.why}", made if kernel.fused else "", wider.why if wider else ""]
+        cited = [place.source, *kernel.sources, *([wider.source] if wider else [])]
         return Choice(
             target=kernel.target,
             kernel=kernel.name,
-            reason=f"{kernel.title}: {place.why}" + (f"; {made}" if made and kernel.fused else ""),
-            sources=tuple(sources()[key] for key in dict.fromkeys((place.source, *kernel.sources))),
+            reason="; ".join(filter(None, reasons)),
+            sources=tuple(sources()[key] for key in dict.fromkeys(cited)),
             materialises=bool(made),
             by_default=kernel.target == "sdpa" and kernel.name == taken(problem, arch=arch, cudnn=cudnn),
+            computed_in=wider.to if wider else None,
             rejected=tuple(rejected),
         )
     return Choice(None, "", "; ".join(why for _, why in rejected), rejected=tuple(rejected))

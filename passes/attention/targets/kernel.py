@@ -12,7 +12,9 @@ Table format, one TOML table per kernel. Its fields:
 - `masked_rows`: what a query without keys gives under a mask of minus infinity, "" where that was not measured;
 - `unit_stride`: the last dim of q, k and v must have stride 1;
 - `refuses`, `materialises`: lists of `when` (see `conditions`), `why`, `source`; `checked = false` marks what not every
-  supported torch looks for, so that SDPA may take the kernel there.
+  supported torch looks for, so that SDPA may take the kernel there;
+- `widens`: such a list, each with `to`, the dtype that the operands are given in where they would be less exact in
+  their own than the written program.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from functools import cache
 from importlib import resources
 from types import MappingProxyType
 from typing import Any, Literal
+
+import torch
 
 from optpass.errors import ConfigError
 from optpass.passes.attention.targets.conditions import Situation, check, hold
@@ -38,17 +42,25 @@ _REQUIRED = (
     "title target sources dtypes head_dim value_dim masks mask_grad gqa training dropout score_ops skips fused "
     "unit_stride".split()
 )
-_OPTIONAL = {"backend": "", "masked_rows": "", "same_dropout_stream": False, "refuses": [], "materialises": []}
+_OPTIONAL = {
+    "backend": "", "masked_rows": "", "same_dropout_stream": False, "refuses": [], "materialises": [], "widens": [],
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Where something holds of a kernel, why, and who says so. `checked`: every supported torch looks for it."""
+    """Where something holds of a kernel, why, and who says so.
+
+    Attributes:
+        checked: every supported torch looks for it.
+        to: dtype of the operands where it holds; None for their own.
+    """
 
     when: Mapping[str, Any]
     why: str
     source: str
     checked: bool = True
+    to: torch.dtype | None = None
 
     def says(self, at: Situation) -> str:
         """The reason with the figures of the problem in it; empty where the rule does not hold."""
@@ -99,6 +111,7 @@ class Kernel:
     unit_stride: bool
     refuses: tuple[Rule, ...]
     materialises: tuple[Rule, ...]
+    widens: tuple[Rule, ...]
 
     def refusal(self, at: Situation, *, by_torch: bool = False) -> str:
         """Why it cannot compute the problem, beginning with a verb; empty where it can.
@@ -141,6 +154,10 @@ class Kernel:
         if not self.fused:
             return "the scores of all queries and keys are put in memory"
         return next(filter(None, (rule.says(at) for rule in self.materialises)), "")
+
+    def widened(self, at: Situation) -> Rule | None:
+        """Why it is given operands of a wider dtype, and which; None for their own."""
+        return next((rule for rule in self.widens if rule.says(at)), None)
 
 
 def _groups(heads: int, kv_heads: int) -> bool:
@@ -185,7 +202,7 @@ def from_toml(name: str, device: str, raw: Mapping[str, Any]) -> Kernel:
         fields[key] = frozenset(fields[key])
     fields["sources"] = tuple(cited(source, where) for source in fields["sources"])
     fields["head_dim"] = _head_dim(fields["head_dim"], fields["dtypes"])
-    for key in ("refuses", "materialises"):
+    for key in ("refuses", "materialises", "widens"):
         fields[key] = tuple(_rule(item, where) for item in fields[key])
     return Kernel(name=name, device=device, **fields)
 
@@ -205,4 +222,5 @@ def _head_dim(raw: Mapping[str, Any], dtypes: frozenset[str]) -> HeadDim:
 
 def _rule(raw: Mapping[str, Any], where: str) -> Rule:
     check(raw["when"], where)
-    return Rule(MappingProxyType(raw["when"]), raw["why"], cited(raw["source"], where), raw.get("checked", True))
+    to = getattr(torch, raw["to"]) if "to" in raw else None
+    return Rule(MappingProxyType(raw["when"]), raw["why"], cited(raw["source"], where), raw.get("checked", True), to)
