@@ -211,11 +211,21 @@ def _held_by_callers(frame: Any, passed_over: Collection[str], callers: int) -> 
             callers -= 1
             read = [frame.f_globals.get(name) for name in frame.f_code.co_names]
             for value in (*_variables_of(frame), *read):
-                values = value.values() if isinstance(value, dict) else value
-                for part in values if isinstance(value, (list, tuple, dict)) else (value,):
-                    if isinstance(part, torch.Tensor):
-                        yield part
+                yield from (part for part in _parts(value) if issubclass(type(part), torch.Tensor))
         frame = frame.f_back
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """What a dict, list or tuple holds, or the value itself.
+
+    Nothing of the user's classes runs: a dictionary may import what it is asked for, a proxy refuse to name its class.
+    """
+    kind = type(value)
+    if issubclass(kind, dict):
+        return list(dict.values(value))
+    if issubclass(kind, list):
+        return list(list.__iter__(value))
+    return list(tuple.__iter__(value)) if issubclass(kind, tuple) else (value,)
 
 
 def _variables_of(frame: Any) -> list[Any]:

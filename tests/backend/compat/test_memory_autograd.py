@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+import pytest
 import torch
 
 from optpass.backend.compat.memory_autograd import tensors_of_callers
@@ -33,3 +34,38 @@ def test_a_dictionary_that_a_caller_holds_is_left_to_it() -> None:
     mine = locals()
     assert backward_of(outputs.sum()) == [True]
     assert mine["outputs"] is outputs
+
+
+class Refusing(dict[str, Any]):
+    """A dictionary that imports what is read of it, and fails, as transformers has them."""
+
+    def values(self) -> Any:
+        raise RuntimeError("nothing is to be read here")
+
+
+class Counted(list[Any]):
+    def __iter__(self) -> Any:
+        raise RuntimeError("nothing is to be read here")
+
+
+class Unbound:
+    """A proxy of nothing."""
+
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("outside of a context")
+
+
+@pytest.mark.parametrize("kind", [dict, Refusing, list, Counted, tuple])
+def test_nothing_of_the_users_classes_runs(kind: Any) -> None:
+    proxy, found = Unbound(), list[bool]()
+
+    def step(held: Any, loss: torch.Tensor) -> None:
+        assert loss.grad_fn is not None and type(proxy) is Unbound
+        wanted = weakref.ref(held["outputs"] if isinstance(held, dict) else held[0])
+        loss.grad_fn.register_prehook(lambda *_: found.append(any(t is wanted() for t in tensors_of_callers(1))))
+        loss.backward()
+
+    outputs = torch.ones(3, requires_grad=True) * 2
+    step(kind(outputs=outputs) if issubclass(kind, dict) else kind((outputs,)), outputs.sum())
+    assert found == [True]
