@@ -14,7 +14,6 @@ from torch import fx
 from optpass.backend import compat, exit_report, inner
 from optpass.backend.audit.standing import STANDING
 from optpass.backend.bound_sizes import take_sizes_from_tensors
-from optpass.backend.compat.memory_autograd import tensors_around_compile
 from optpass.backend.content_guard import Guarded
 from optpass.backend.contents import Contents
 from optpass.backend.device import fingerprint, spec_for
@@ -82,9 +81,9 @@ def _compile(
     passes = selected(resolved)
     spec = spec_for(resolved, example_inputs)
     serving, problem = inner.serving(resolved, example_inputs)
-    held = (compat.tensors_of_call(), tensors_around_compile()) if resolved.budget is not None else ()
-    tensors, dynamic = StepTensors.of(gm, example_inputs, *held), Growth.of(gm, example_inputs)
-    del held
+    around = attach.around_call() if resolved.budget is not None else ()
+    tensors, dynamic = StepTensors.of(gm, example_inputs, *around), Growth.of(gm, example_inputs)
+    del around
     case = Planned.first_case(tensors, example_inputs) if case is None else case
     memory, without_effect = attach.partitioner_of(
         gm, tensors, resolved, spec, serving, gradients=case.gradients, share=case.share,

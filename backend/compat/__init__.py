@@ -29,6 +29,7 @@ from optpass.backend.compat.dynamo import detect_fake_mode as detect_fake_mode
 from optpass.backend.compat.dynamo import disable_dynamo as disable_dynamo
 from optpass.backend.compat.dynamo import fake_mode_for_planning as fake_mode_for_planning
 from optpass.backend.compat.dynamo import lookup_backend as lookup_backend
+from optpass.backend.compat.dynamo import modules_of_call as modules_of_call
 from optpass.backend.compat.dynamo import needs_values as needs_values
 from optpass.backend.compat.dynamo import quiet_dynamo as quiet_dynamo
 from optpass.backend.compat.dynamo import reset_dynamo as reset_dynamo

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import nn
 from torch._dynamo.backends.common import aot_autograd as aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop as boxed_nop
 from torch._dynamo.backends.registry import list_backends as _list_backends
@@ -62,13 +63,30 @@ def _same(value: Any) -> Any:
     return value
 
 
-def tensors_of_call() -> list[torch.Tensor]:
-    """Tensors that the call was given which Dynamo compiles, read by its graph or not, in containers too. None where it
-    is not called by the user: behind a graph break, and without Dynamo."""
+def _traced_frame() -> Any:
+    """The frame of the user's that Dynamo compiles; None where it compiles none."""
     from torch._dynamo import symbolic_convert
 
     now = getattr(getattr(symbolic_convert, "tls", None), "current_tx", None)
-    root = getattr(getattr(now, "output", None), "root_tx", None)
+    return getattr(getattr(now, "output", None), "root_tx", None)
+
+
+def modules_of_call() -> list[nn.Module]:
+    """Modules in the variables of the function that Dynamo compiles, its own first of all, and in the globals that it
+    reads."""
+    root = _traced_frame()
+    code, variables = getattr(root, "f_code", None), getattr(root, "f_locals", None)
+    if code is None or not isinstance(variables, dict):
+        return []
+    around = getattr(root, "f_globals", None) or {}
+    values = [*variables.values(), *(around.get(name) for name in code.co_names)]
+    return [value for value in values if issubclass(type(value), nn.Module)]
+
+
+def tensors_of_call() -> list[torch.Tensor]:
+    """Tensors that the call was given which Dynamo compiles, read by its graph or not, in containers too. None where it
+    is not called by the user: behind a graph break, and without Dynamo."""
+    root = _traced_frame()
     code, variables = getattr(root, "f_code", None), getattr(root, "f_locals", None)
     if code is None or not isinstance(variables, dict) or code.co_name.startswith("torch_dynamo_resume_in"):
         return []

@@ -6,9 +6,11 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from torch import fx
+import torch
+from torch import fx, nn
 
 from optpass.backend import compat
+from optpass.backend.compat.memory_autograd import tensors_around_compile
 from optpass.backend.memory.expected import NOTHING_KNOWN, Expected
 from optpass.backend.memory.leaves import Share
 from optpass.backend.memory.partition import BudgetPartitioner
@@ -16,6 +18,11 @@ from optpass.backend.memory.step import StepTensors, budget_of
 from optpass.backend.memory.together import relief
 from optpass.options import Options
 from optpass.passes.devices import DeviceSpec
+
+
+def around_call() -> tuple[list[torch.Tensor], list[torch.Tensor], list[nn.Module]]:
+    """Around a call that Dynamo compiles: what it was given, what its callers hold, the modules that are called."""
+    return compat.tensors_of_call(), tensors_around_compile(), compat.modules_of_call()
 
 
 def partitioner_of(

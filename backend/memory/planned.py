@@ -95,6 +95,7 @@ class Planned:
         elif case.like is not None and case.shapes is None:
             self._leaf.learn(case.like)
         self._leaf.inputs.update(tensors.unread)
+        self._leaf.buffers.update(tensors.unread_of_modules)
         self._trained = [i for i, p in tensors.parameters if p.requires_grad]
         self._compiled: Callable[..., Any] | None = compiled
         self._growth = Growth(dynamic, partitioner.sizes) if dynamic else None

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from optpass.backend import compat
 from optpass.backend.compat.memory_calls import calls_to_come
@@ -43,6 +44,8 @@ class StepTensors:
         parameters: with their positions among the inputs; only those that are trained can get gradients.
         buffers, inputs: everything else; with what the call was given that no graph reads.
         unread: that, weakly.
+        unread_of_modules: those of `buffers`, weakly, that the graph does not read: other buffers and frozen parameters
+            of modules that it reads some of.
         around: elements and bytes of other tensors that the caller holds, of those with as many as an output.
         held: what the function that calls the graph holds beside them, and beside an index for each row of an output.
         module_tensors: positions of those buffers that are inputs of the graph.
@@ -57,14 +60,15 @@ class StepTensors:
     around: tuple[tuple[int, int], ...] = ()
     held: tuple[torch.Tensor, ...] = ()
     to_come: int = 0
+    unread_of_modules: Stores = field(default_factory=Stores)
 
     @classmethod
     def of(
         cls, gm: fx.GraphModule, values: Sequence[Any], call: Iterable[torch.Tensor] = (),
-        around: Iterable[torch.Tensor] = (),
+        around: Iterable[torch.Tensor] = (), modules: Iterable[nn.Module] = (),
     ) -> StepTensors:  # fmt: skip
         """Those of a Dynamo graph and the values it is compiled with; `call`: what the user's call was given; `around`:
-        what its caller holds."""
+        what its caller holds; `modules`: those that are called."""
         parameters: list[tuple[int, torch.Tensor]] = []
         buffers: list[torch.Tensor] = []
         inputs: list[torch.Tensor] = []
@@ -81,6 +85,8 @@ class StepTensors:
                     lent.append(position)
         held = [getattr(gm, str(n.target), None) for n in gm.graph.find_nodes(op="get_attr")]
         buffers += [value for value in held if isinstance(value, torch.Tensor)]
+        idle = _unread(modules, [*(p for _, p in parameters), *buffers])
+        buffers += idle
         unread = [t for t in call if not isinstance(t, nn.Parameter)]
         inputs += [t for t in unread if all(t is not other for other in (*inputs, *buffers))]
         read = Stores([*(p for _, p in parameters), *buffers, *inputs])
@@ -94,7 +100,7 @@ class StepTensors:
         return cls(
             tuple(parameters), tuple(buffers), tuple(inputs), tuple(lent), Stores(unread), tuple(sorted(others)),
             tuple(t for t in mine if t.layout == torch.strided and not read.has(t.untyped_storage())),
-            calls_to_come() if torch.is_grad_enabled() else 0,
+            calls_to_come() if torch.is_grad_enabled() else 0, Stores(idle),
         )  # fmt: skip
 
     @property
@@ -137,7 +143,7 @@ def budget_of(
     optimizer = Optimizing.of(options, [*tensors.trained, *(p for p in before if p.requires_grad)])
     saved, leaves = held_upstream(tensors.inputs)
     everything = _distinct([*(p for _, p in tensors.parameters), *before, *optimizer.parameters, *leaves])
-    copies = {id(p) for p in optimizer.copies}
+    counted, copies = {id(p) for p in everything}, {id(p) for p in optimizer.copies}
     trained = [p for p in everything if p.requires_grad and id(p) not in copies]
     # Backwards run in the reverse order: the gradients of graphs that come after this one are there, those of graphs
     # that came before it are not.
@@ -154,7 +160,7 @@ def budget_of(
         parameters=storage_bytes(everything),
         gradients=(size if gradients else storage_bytes(elsewhere)) + storage_bytes(_gradients_of(tensors.inputs)),
         optimizer=optimizer.state,
-        buffers=storage_bytes(tensors.buffers),
+        buffers=storage_bytes(t for t in tensors.buffers if id(t) not in counted),
         inputs=inputs + max(expected.beside, _bytes_of_held(tensors, known, saved)),
         activations=outside + eager - inputs,
     )
@@ -176,6 +182,18 @@ def budget_of(
         where=where,
         notes=(*optimizer.notes, *expected.notes, *((CALLED_AGAIN,) if to_come else ())),
     )
+
+
+def _unread(modules: Iterable[nn.Module], read: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Buffers and frozen parameters of those modules some of whose tensors are read, but for what is."""
+    seen, devices = {id(t) for t in read}, {t.device for t in read}
+    found: dict[int, torch.Tensor] = {}
+    for module in modules:
+        own = [*module.buffers(), *module.parameters()]
+        if any(id(t) in seen for t in own):
+            idle = [t for t in own if not t.requires_grad and t.device in devices and t.layout == torch.strided]
+            found.update((id(t), t) for t in idle if not isinstance(t, (UninitializedBuffer, UninitializedParameter)))
+    return [t for key, t in found.items() if key not in seen]
 
 
 def _batch(inputs: Sequence[torch.Tensor]) -> int | None:

@@ -136,6 +136,7 @@ def _seen(leaves: Sequence[Leaf]) -> Step:
     buffers = Stores()
     for leaf in leaves:
         buffers.update(leaf.buffers)
+    buffers.drop(Stores(parameters))  # frozen ones that some of the graphs read
     always = Ledger(
         parameters=sum(Stores(parameters).alive().values()),
         optimizer=optimizer.state,
