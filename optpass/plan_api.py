@@ -75,7 +75,7 @@ def plan(
     given = resolved_options(options, memory_budget=memory_budget, optimizer=optimizer, device=device)
     if accumulation < 1:
         raise ConfigError(f"accumulation={accumulation!r}: a step takes at least 1 micro-batch")
-    check_optimizer(given)
+    check_names(given)
     source = _Source(model, args, kwargs, loss, dtype, name, size, dict(sets or {}))
     spec = api.named_device(given.device) or api.present_device(source.device_target(), tell)
     found, notes = _found(model, given, spec)
@@ -98,8 +98,15 @@ def budget_place(options: Options) -> str:
     return f"{options.where('memory_budget')}={options.memory_budget!r}"
 
 
-def check_optimizer(options: Options) -> None:
-    """Raises ConfigError where the option names an optimizer that the table does not have."""
+def check_names(options: Options) -> None:
+    """The names in the options, which a compile would look up.
+
+    Raises:
+        ConfigError: an inner compiler or a setting of Inductor that there is not, or an optimizer that is in no table.
+    """
+    from optpass.backend import inner
+
+    inner.check(options, None)
     if options.optimizer is not None:
         from optpass.passes.memory import optimizers
 

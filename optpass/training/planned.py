@@ -18,7 +18,7 @@ from optpass.backend import compat
 from optpass.backend.device import actual, named
 from optpass.errors import ConfigError
 from optpass.passes.devices import DeviceSpec
-from optpass.plan_api import AUTO, budget_place, check_optimizer, checked_batch
+from optpass.plan_api import AUTO, budget_place, check_names, checked_batch
 from optpass.planning.plan import plan_step
 from optpass.planning.prepare import Prepared
 from optpass.planning.request import Captured, Progress, Request
@@ -79,7 +79,7 @@ def plan_job(
         ConfigError: the device is neither present nor named, or the model cannot be built.
         BudgetInfeasibleError: no plan fits.
     """
-    check_optimizer(job.options)
+    check_names(job.options)
     config, options = job.config, job.options
     name = options.optimizer
     request = Request(

@@ -71,6 +71,7 @@ def test_a_model_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
         (["mlp:tiny", "--batch", "few", "-d", "h100"], "'auto'"),
         (["mlp:tiny", "--batch", "0", "-d", "h100"], "at least 1"),
         (["mlp:tiny", "--option", "nonsense=1"], "unknown option 'nonsense'"),
+        (["mlp:tiny", "--option", "inner=nope"], "command line: inner='nope': no such backend"),
         (["nothing"], "unknown target 'nothing'"),
         (["missing.toml"], "no such file"),
         (["missing.toml", "--size", "8b"], "--size belongs to a model by name"),
