@@ -8,7 +8,7 @@ from optpass.backend.memory.tail import Tail
 from optpass.passes.memory.plan import Ledger
 from optpass.passes.memory.schedule import FrozenState
 
-#: Autograd's own scalars: the gradient that `loss.backward()` begins with, and what is made of it.
+#: Scalars: the gradient that `loss.backward()` begins with, and what autograd makes of it; those of an optimizer.
 ENGINE_BYTES = 64
 
 

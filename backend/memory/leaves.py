@@ -106,6 +106,7 @@ class Leaf:
         since_loss: as in the situations, at most.
         retained: most bytes that the loss needs in a backward that keeps the graph.
         keeps_outputs: an output was still held by the caller in its backward.
+        left: bytes of outputs, and of what was made of them, that the caller held then, as when an optimizer steps.
         keeps_graph: a backward of it was asked to keep what it has saved, for another one; None once that was said.
         runs: calls with gradients.
         share: what it may use from its next call on, where that has changed.
@@ -133,6 +134,7 @@ class Leaf:
     beside: int = 0
     since_loss: int = 0
     keeps_outputs: bool = False
+    left: int = 0
     keeps_graph: bool | None = False
     retained: int = 0
     runs: int = 0
@@ -158,7 +160,7 @@ class Leaf:
         """Take over what was seen of the loss behind another plan of the same graph."""
         self.known, self.inputs = dict(leaf.known), leaf.inputs
         self.loss, self.seen, self.keeps_outputs = leaf.loss, leaf.seen, leaf.keeps_outputs
-        self.since_loss, self.keeps_graph = leaf.since_loss, leaf.keeps_graph
+        self.since_loss, self.left, self.keeps_graph = leaf.since_loss, leaf.left, leaf.keeps_graph
         self.seen_at, self.beside = leaf.seen_at, leaf.beside
 
     def see(self, loss: EagerLoss, retained: bool) -> None:

@@ -48,6 +48,7 @@ def loss_behind(
     # A few numbers are among what the engine is taken to need; a loss of many terms may hold more of them.
     sizes = results.alive().values()
     kept = sum(sizes) - min(sum(size for size in sizes if size <= ENGINE_BYTES), ENGINE_BYTES // 2)
+    leaf.left = max(leaf.left, kept + part - min(part, ENGINE_BYTES // 4))  # a loss is among an optimizer's numbers
     kept += 0 if leaf.keeps_outputs else part
     if node is None or all(n is not node for n in autograd.walk(running.roots, autograd.is_compiled)):
         return EagerLoss(kept_bytes=kept), 0

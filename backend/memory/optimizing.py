@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from optpass.backend.memory.budget import ENGINE_BYTES
 from optpass.backend.memory.probe import library_workspace
 from optpass.options import Options
 from optpass.passes.memory import optimizers
@@ -35,9 +36,11 @@ class Optimizing:
     copies: tuple[torch.Tensor, ...] = ()
 
     @property
-    def gradients_of_copies(self) -> int:
-        """Bytes of gradients that are there in its step alone."""
-        return sum(p.nbytes for p in self.copies)
+    def stepping(self) -> int:
+        """Bytes that are there in its step alone: what it allocates, gradients of copies, and what no rehearsal tells:
+        the loss, which its caller holds, and each number that an operator is given, as a tensor, twice."""
+        scalars = ENGINE_BYTES if self.state or self.step or self.copies else 0
+        return self.step + sum(p.nbytes for p in self.copies) + scalars
 
     @classmethod
     def of(cls, options: Options, trained: Sequence[torch.Tensor]) -> Optimizing:

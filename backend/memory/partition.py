@@ -85,6 +85,7 @@ class BudgetPartitioner:
         self.relief: Callable[[], int] = lambda: 0  #: bytes that other graphs can hold less of from the next step on
         self.sizes: list[Any] | None = None  #: symbolic sizes of the graph's tensors; None where the caches answered
         self.tail = budget.tail or NO_TAIL  #: what happens between forward and backward, as the plan has it
+        self.at_optimizer = budget.at_optimizer  #: with the outputs that the caller is taken to hold
         self.counted = 0  #: peak of the plan as the search counts it
         self._lowered: dict[bool, Any] = {}
         self._default_peak: int | None = None  #: of the default plan, above the statics, where it was replayed
@@ -140,11 +141,13 @@ class BudgetPartitioner:
 
     def _planned(self, joint: fx.GraphModule, default: Modules, tail: Tail, kwargs: dict[str, Any]) -> Modules:
         """The graph split with `tail` between its halves."""
-        self.tail, self._default_peak = tail, None
+        self.tail, self._default_peak, self.at_optimizer = tail, None, self.budget.at_optimizer
         problem = problem_of(
             joint, default, kwargs["num_fwd_outputs"], self.device, fused=self.executor == "inductor", tail=tail,
             follow=self.budget.follow,
         )  # fmt: skip
+        if tail.holds_outputs and not self.budget.settled and loss_is_outside(joint):
+            self.at_optimizer += sum(problem.storages[s].bytes for s in problem.forward_outputs)
         room = self.budget.bytes - self.budget.statics.total - ENGINE_BYTES
         self.search = search = Search(problem, known=SEARCHES)
         with indices_kept() if self.executor == "inductor" else contextlib.nullcontext():
@@ -171,8 +174,8 @@ class BudgetPartitioner:
             if self.budget.to_come:  # what the others hold and return, and what a loss makes of that
                 follow = max(follow, (self.budget.to_come + 1) * base.handed_bytes)
             if self._needed(base) + follow <= room:
-                if self.budget.at_optimizer > self.budget.bytes:
-                    raise self._infeasible(search, search.schedule.run(search.start), base, self.budget.at_optimizer)
+                if self.at_optimizer > self.budget.bytes:
+                    raise self._infeasible(search, search.schedule.run(search.start), base, self.at_optimizer)
                 return None
 
         def carry_out(timeline: Timeline, lean: bool) -> Trial:
@@ -191,12 +194,12 @@ class BudgetPartitioner:
         elif found.peak > room:
             base = base or self._replayed_default(joint, default, kwargs)  # the search may be wrong about this step
             least = min(found.peak, self._needed(base))
-            if least > room or self.budget.at_optimizer > self.budget.bytes:
+            if least > room or self.at_optimizer > self.budget.bytes:
                 floor = self.budget.statics.total + ENGINE_BYTES + least
                 raise self._infeasible(search, found.timeline, found.replay, floor)
             return None
-        if self.budget.at_optimizer > self.budget.bytes and not self.budget.lenient:
-            raise self._infeasible(search, found.timeline, found.replay, self.budget.at_optimizer)
+        if self.at_optimizer > self.budget.bytes and not self.budget.lenient:
+            raise self._infeasible(search, found.timeline, found.replay, self.at_optimizer)
         likely = search.unconstrained * found.peak <= room * found.timeline.peak  # after what was replayed
         likely = likely and base is None and not (self.budget.shared or self.budget.lenient)
         if likely and self._needed(self._replayed_default(joint, default, kwargs)) <= room:
@@ -271,14 +274,14 @@ class BudgetPartitioner:
         own = replay.peak_bytes + ENGINE_BYTES
         return plan_of(
             search, timeline, budget_bytes=budget.bytes, statics=budget.statics, own=own, engine=ENGINE_BYTES,
-            at_optimizer=budget.at_optimizer, unconstrained=self._default_peak, generated=self.executor == "inductor",
+            at_optimizer=self.at_optimizer, unconstrained=self._default_peak, generated=self.executor == "inductor",
         )  # fmt: skip
 
     def _infeasible(self, search: Search, timeline: Timeline, replay: StepReplay, floor: int) -> BudgetInfeasibleError:
         budget, plan = self.budget, self._described(search, timeline, replay)
         live, _ = live_at_peak(search.schedule, timeline)
         largest = [tensor_of(search.problem.storages[s]) for s in live]
-        floor = max(floor, budget.at_optimizer)
+        floor = max(floor, self.at_optimizer)
         held = plan.ledger
         fixed = max(held.parameters + held.gradients + held.optimizer + held.buffers, budget.at_optimizer - held.inputs)
         smaller = smaller_batch(budget.batch, floor, fixed, budget.bytes)

@@ -164,8 +164,7 @@ def budget_of(
         inputs=inputs + max(expected.beside, _bytes_of_held(tensors, known, saved)),
         activations=outside + eager - inputs,
     )
-    at_optimizer = statics.total - statics.gradients - statics.activations + size + optimizer.step
-    at_optimizer += optimizer.gradients_of_copies
+    at_optimizer = statics.total - statics.gradients - statics.activations + size + optimizer.stepping
     return Budget(
         bytes=total,
         statics=statics,

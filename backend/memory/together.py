@@ -64,6 +64,7 @@ def settle(leaves: Sequence[Leaf]) -> None:
         return
     words.warn_of_kept_graphs(planned)
     step = _seen(planned)
+    words.warn_of_the_optimizer(step)
     _predict_anew(step)
     worst = excess(step.present, step.bounds)
     again = any(choice.seconds > 0 for choice in step.present)
@@ -156,7 +157,8 @@ def _seen(leaves: Sequence[Leaf]) -> Step:
             bounds.append(Bound(index[leaf], around, fixed, limit, beside.since_loss or 0))
     present = [_present(leaf) for leaf in leaves]
     inputs = max((b.other for leaf in leaves for b in leaf.situations.values()), default=0)
-    at_optimizer = always.total + inputs + trained + optimizer.step + optimizer.gradients_of_copies
+    left = max((leaf.left for leaf in leaves), default=0)
+    at_optimizer = always.total + inputs + left + trained + optimizer.stepping
     return Step(leaves, always, at_optimizer, optimizer.name, bounds, present)
 
 

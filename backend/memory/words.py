@@ -64,6 +64,18 @@ def warn_of_kept_graphs(leaves: Sequence[Leaf]) -> None:
             store.current().warn(text)
 
 
+def warn_of_the_optimizer(step: Step) -> None:
+    """Say that the step of the optimizer needs more than the budget, which no plan of a graph changes."""
+    budget = min(leaf.partitioner.budget.bytes for leaf in step.leaves)
+    if step.at_optimizer > budget:
+        text = (
+            f"memory budget: while {step.optimizer} steps, {format_bytes(step.at_optimizer)} are there, more than the "
+            f"budget of {format_bytes(budget)}; let go of outputs before, or use an optimizer that needs less"
+        )
+        log.warning("%s", text)
+        store.current().warn(text)
+
+
 def infeasible(step: Step, chosen: Sequence[Choice], over: int) -> BudgetInfeasibleError:
     """No plans fit: how far the least of them is over, and what needs how much."""
     worst = max(step.bounds, key=lambda b: total(chosen, b) - b.limit)

@@ -1,0 +1,105 @@
+"""A budget in steps that need most while the optimizer steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import optpass
+from optpass.backend.memory.measure import step_peak
+from optpass.errors import BudgetInfeasibleError
+
+WIDTH, ROWS = 128, 2
+OPTIMIZERS = {
+    "AdamW": lambda p: torch.optim.AdamW(p),
+    "all at once": lambda p: torch.optim.AdamW(p, foreach=True),
+    "fused": lambda p: torch.optim.AdamW(p, fused=True),
+    "Adafactor": lambda p: torch.optim.Adafactor(p),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
+}
+
+
+def inside(call, model, given):
+    """The loss is in the graph; the caller holds it while the optimizer steps."""
+    compiled = call(lambda x: model(x).square().mean())
+
+    def step(optimizer):
+        loss = compiled(given)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def outside(call, model, given):
+    """The caller holds outputs while the optimizer steps."""
+    compiled = call(model)
+
+    def step(optimizer):
+        out = compiled(given)
+        loss = out.square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def made(call, model, given):
+    """The caller holds outputs while the optimizer steps, and what it has made of them."""
+    compiled = call(model)
+
+    def step(optimizer):
+        out = compiled(given)
+        chance = out.sigmoid()
+        loss = chance.square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def measured(program, optimizer, budget, steps):
+    """The peak of step number `steps`, and what is predicted then."""
+    torch._dynamo.reset()
+    optpass.reset_report()
+    torch.manual_seed(0)
+    model, given = nn.Linear(WIDTH, WIDTH), torch.randn(ROWS, WIDTH)
+    options = {"inner": "aot_eager", "strict": True, "memory_budget": budget}
+    update = OPTIMIZERS[optimizer](model.parameters())
+    step = program(lambda f: torch.compile(f, backend="optpass", options=options), model, given)
+    for _ in range(steps - 1):
+        step(update)
+    peak = step_peak(model, lambda: step(update), update, [given]).total
+    report = optpass.report()
+    said = [site.cost for site in (*report.sites(), *report.declined()) if site.kind == "memory budget"]
+    return peak, int(max(cost["predicted_peak_bytes"] for cost in said))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("program", [inside, outside, made], ids=lambda f: f.__name__)
+def test_what_is_there_while_the_optimizer_steps_is_counted(program, optimizer):
+    peak, predicted = measured(program, optimizer, 10**10, 3)
+    assert 0 <= predicted - peak <= 128
+
+
+@pytest.mark.parametrize("program", [inside, outside], ids=lambda f: f.__name__)
+def test_the_floor_that_an_optimizer_sets_holds(program):
+    with pytest.raises(BudgetInfeasibleError) as caught:
+        measured(program, "AdamW", 1000, 1)
+    floor = caught.value.floor_bytes
+    peak, _ = measured(program, "AdamW", floor, 2)
+    assert peak <= floor <= 1.01 * peak and not optpass.report().warnings
+
+
+def test_where_the_optimizer_needs_more_than_was_known_a_warning_says_so():
+    peak, _ = measured(made, "AdamW", 10**10, 2)
+    measured(made, "AdamW", peak - 500, 3)
+    (warned,) = [text for text in optpass.report().warnings if "while adamw steps" in text]
+    assert "let go of outputs" in warned
