@@ -187,31 +187,43 @@ def tensors_of_callers(callers: int = _CALLERS, passed_over: Collection[str] = (
         callers: how many functions, from the innermost on.
         passed_over: packages whose functions are none.
     """
+    return list({id(part): part for held in variables_of_callers(callers, passed_over) for part in held}.values())
+
+
+def variables_of_callers(
+    callers: int = _CALLERS, passed_over: Collection[str] = ("torch",)
+) -> list[tuple[torch.Tensor, ...]]:
+    """As `tensors_of_callers`, those of each variable together: one tensor, or what a container holds."""
     frame: Any = sys._getframe()
     asked = _frame_of(frame)
     if asked is None:
         for frame in list(sys._current_frames().values()):
             asked = asked or _frame_of(frame)
     roots = asked.f_locals.get("t_outputs", ()) if asked is not None else ()
-    found = {id(root): root for root in roots if isinstance(root, torch.Tensor)}
-    found.update((id(part), part) for part in _held_by_callers(asked, passed_over, callers))
+    found = [(root,) for root in roots if isinstance(root, torch.Tensor)]
+    found += _held_by_callers(asked, passed_over, callers)
     del frame, asked
-    return list(found.values())
+    return found
 
 
 def tensors_around_compile(callers: int = _CALLERS) -> list[torch.Tensor]:
     """Tensors that the functions hold in whose call a graph is being compiled, as `tensors_of_callers` has them."""
+    return [part for held in variables_around_compile(callers) for part in held]
+
+
+def variables_around_compile(callers: int = _CALLERS) -> list[tuple[torch.Tensor, ...]]:
+    """As `tensors_around_compile`, those of each variable together."""
     return list(_held_by_callers(sys._getframe(), ("torch", "optpass"), callers))
 
 
-def _held_by_callers(frame: Any, passed_over: Collection[str], callers: int) -> Iterator[torch.Tensor]:
-    """What `frame` and those behind it hold, without those of the packages named."""
+def _held_by_callers(frame: Any, passed_over: Collection[str], callers: int) -> Iterator[tuple[torch.Tensor, ...]]:
+    """What each variable holds of `frame` and those behind it, without those of the packages named."""
     while frame is not None and callers:
         if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in passed_over:
             callers -= 1
             read = [frame.f_globals.get(name) for name in frame.f_code.co_names]
             for value in (*_variables_of(frame), *read):
-                yield from (part for part in _parts(value) if issubclass(type(part), torch.Tensor))
+                yield tuple(part for part in _parts(value) if issubclass(type(part), torch.Tensor))
         frame = frame.f_back
 
 

@@ -67,6 +67,26 @@ def test_what_the_function_holds_that_runs_the_step_is_counted(steps):
         assert 0 <= predicted - peak <= 192
 
 
+def shaped_like_a_weight(call):
+    """Two views of a batch that has the shape of a weight; eager code makes them."""
+    model = nn.Sequential(network(), nn.Linear(WIDTH, ROWS))
+    compiled, batch = call(model), torch.randn(ROWS, WIDTH)
+    average = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def step():
+        assert average  # of the weights: no part of the step
+        one, other = (compiled(batch + 0.1 * torch.randn_like(batch)) for _ in range(2))
+        (one * other).mean().backward()
+        model.zero_grad()
+
+    return step, (model,), (batch,)
+
+
+def test_a_batch_in_the_shape_of_a_weight_is_no_copy_of_it(steps):
+    peak, _, predicted, _ = steps.measured(shaped_like_a_weight, 10**10)
+    assert 0 <= predicted - peak <= 192
+
+
 def taught(call):
     """A teacher that is compiled on its own, and runs first."""
     model, teacher = network(), network(layers=9).requires_grad_(False)
