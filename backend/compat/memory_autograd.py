@@ -200,7 +200,7 @@ def variables_of_callers(
         for frame in list(sys._current_frames().values()):
             asked = asked or _frame_of(frame)
     roots = asked.f_locals.get("t_outputs", ()) if asked is not None else ()
-    found = [(root,) for root in roots if isinstance(root, torch.Tensor)]
+    found: list[tuple[torch.Tensor, ...]] = [(root,) for root in roots if isinstance(root, torch.Tensor)]
     found += _held_by_callers(asked, passed_over, callers)
     del frame, asked
     return found
