@@ -105,7 +105,8 @@ class Leaf:
         beside: bytes that were there in its backward beside what it was given, where nothing else waited.
         since_loss: as in the situations, at most.
         retained: most bytes that the loss needs in a backward that keeps the graph.
-        keeps_outputs: an output was still held by the caller in its backward.
+        keeps_outputs: most outputs were still held by the caller in its backward.
+        kept_outputs: bytes of those that were, at most.
         left: bytes of outputs, and of what was made of them, that the caller held then, as when an optimizer steps.
         keeps_graph: a backward of it was asked to keep what it has saved, for another one; None once that was said.
         runs: calls with gradients.
@@ -134,6 +135,7 @@ class Leaf:
     beside: int = 0
     since_loss: int = 0
     keeps_outputs: bool = False
+    kept_outputs: int = 0
     left: int = 0
     keeps_graph: bool | None = False
     retained: int = 0
@@ -159,7 +161,8 @@ class Leaf:
     def learn(self, leaf: Leaf) -> None:
         """Take over what was seen of the loss behind another plan of the same graph."""
         self.known, self.inputs = dict(leaf.known), leaf.inputs
-        self.loss, self.seen, self.keeps_outputs = leaf.loss, leaf.seen, leaf.keeps_outputs
+        self.loss, self.seen = leaf.loss, leaf.seen
+        self.keeps_outputs, self.kept_outputs = leaf.keeps_outputs, leaf.kept_outputs
         self.since_loss, self.left, self.keeps_graph = leaf.since_loss, leaf.left, leaf.keeps_graph
         self.seen_at, self.beside = leaf.seen_at, leaf.beside
 

@@ -36,6 +36,7 @@ def loss_behind(
     part = _kept_outputs(run, node)
     if 2 * part > leaf.outputs and not leaf.keeps_outputs:
         leaf.keeps_outputs = leaf.news = True
+    leaf.kept_outputs = max(leaf.kept_outputs, part)
     if not leaf.seen:
         leaf.seen = leaf.news = True
     held = autograd.tensors_of_callers()

@@ -146,8 +146,9 @@ class BudgetPartitioner:
             joint, default, kwargs["num_fwd_outputs"], self.device, fused=self.executor == "inductor", tail=tail,
             follow=self.budget.follow,
         )  # fmt: skip
-        if tail.holds_outputs and not self.budget.settled and loss_is_outside(joint):
-            self.at_optimizer += sum(problem.storages[s].bytes for s in problem.forward_outputs)
+        if tail.holds_outputs and not self.budget.settled:
+            sizes = [problem.storages[s].bytes for s in problem.forward_outputs]
+            self.at_optimizer += sum(size for size in sizes if size > ENGINE_BYTES // 4)  # numbers are an optimizer's
         room = self.budget.bytes - self.budget.statics.total - ENGINE_BYTES
         self.search = search = Search(problem, known=SEARCHES)
         with indices_kept() if self.executor == "inductor" else contextlib.nullcontext():

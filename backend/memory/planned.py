@@ -94,6 +94,7 @@ class Planned:
             self._leaf.succeed(case.before)
         elif case.like is not None and case.shapes is None:
             self._leaf.learn(case.like)
+        STEPS.traced()
         self._leaf.inputs.update(tensors.unread)
         self._leaf.buffers.update(tensors.unread_of_modules)
         self._trained = [i for i, p in tensors.parameters if p.requires_grad]

@@ -7,6 +7,7 @@ plans that follow from it are made in `allot`. Nothing here changes what is comp
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections import Counter, deque
@@ -49,6 +50,7 @@ class Steps:
         self._chains: deque[Chain] = deque(maxlen=REMEMBERED)
         self._after_backward = True
         self._gone = 0
+        self._traced = False
         self._lent = Stores()
         self._lent_now = Stores()
         self._known: dict[int, Held] = {}
@@ -221,9 +223,16 @@ class Steps:
         leaf.outputs = sum(size for key, size in made.alive().items() if key not in there)
         leaf.held = leaf.outputs + sum(own.alive().values())
 
+    def traced(self) -> None:
+        """A graph was compiled. What Dynamo has traced holds the tensors that it met, in cycles."""
+        self._traced = True
+
     def _begins(self, roots: list[Any]) -> None:
         """A backward is about to begin."""
         with self._lock:
+            if self._traced:  # else what earlier micro-batches returned counts as held, and is
+                self._traced = False
+                gc.collect()
             nodes = list(autograd.walk(roots, autograd.is_compiled))
             if autograd.running_backward() is None:
                 self._known.clear()

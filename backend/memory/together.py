@@ -178,12 +178,13 @@ def _own_peak(leaf: Leaf, replayed: StepReplay) -> int:
     # Outputs that are saved, too, do not go when the caller lets go of them.
     released = min(leaf.outputs, max(0, handed - sum(replayed.saved_bytes.values())))
     kept = 0 if tail is None else tail.kept_bytes
+    lent = leaf.kept_outputs if leaf.keeps_outputs else 0
     running, now = 0, _before_loss(leaf)
     for moment in replayed.timeline:
         now = -kept if moment.label == TANGENTS else now
-        live = moment.live_bytes + now - (0 if leaf.keeps_outputs else moment.lent_bytes)
+        live = moment.live_bytes + now - max(0, moment.lent_bytes - lent)
         running = max(running, live) if moment.label not in BETWEEN else running
-    later = handed if leaf.keeps_outputs or leaf.loss.reads_outputs else handed - released
+    later = handed if leaf.loss.reads_outputs else handed - max(0, released - lent)
     return max(running, handed + leaf.loss.forward_bytes, later + leaf.loss.backward_bytes)
 
 

@@ -1,0 +1,73 @@
+"""Predictions where the caller keeps some of what a graph returns, and where something else holds it for a while."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import torch
+from torch import nn
+
+ROWS, WIDTH = 128, 32
+
+
+def network(outputs):
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, outputs))
+
+
+def gradients(*models):
+    """What the parameters got, taken from them."""
+    found = [p.grad for m in models for p in m.parameters()]
+    for model in models:
+        model.zero_grad()
+    return found
+
+
+def partly(call):
+    """The caller keeps one of two outputs; most is there when the other, saved at first, has been released."""
+    body, head = nn.Sequential(nn.Linear(WIDTH, 8 * WIDTH), nn.GELU(), nn.Linear(8 * WIDTH, WIDTH)), network(48)
+
+    def both(x):
+        hidden = body(x)
+        return hidden, head(hidden)
+
+    compiled, x = call(both), torch.randn(ROWS, WIDTH)
+
+    def step():
+        scores = compiled(x)[1]
+        scores.square().mean().backward()
+        return gradients(body, head)
+
+    return step, (body, head), (x,)
+
+
+def test_what_the_caller_keeps_is_counted_and_nothing_else(steps):
+    peak, _, predicted, _ = steps.measured(partly, 10**10)
+    assert 0 <= predicted - peak <= 128
+
+
+class Traced:
+    """Holds a result and itself, as what Dynamo has traced does."""
+
+    def __init__(self, result: torch.Tensor) -> None:
+        self.result, self.itself = result, self
+
+
+def test_what_was_traced_is_collected_once_before_what_is_there_counts():
+    torch._dynamo.reset()
+    options = {"inner": "aot_eager", "optimizer": "none", "memory_budget": 10**10}
+    call = torch.compile(network(8), backend="optpass", options=options)
+    found = []
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            out = call(torch.randn(ROWS, WIDTH))
+            traced = Traced(out)
+            held = weakref.ref(traced)
+            del traced
+            out.square().mean().backward()
+            found.append(held() is None)
+    finally:
+        gc.enable()
+    assert found[0] and not found[-1]
