@@ -32,6 +32,10 @@ def padded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.mT * SCALE + hidden).softmax(-1) @ v
 
 
+def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (20.0 * torch.tanh(q @ k.mT * (SCALE / 20.0))).softmax(-1) @ v
+
+
 def operands(mean: float, width: int = 64) -> list[Tensor]:
     """Keys and values with a common mean, as layers behind an embedding of all tokens' types have."""
     q, k, v = (torch.randn(2, 2, 192, d) for d in (64, 64, width))
@@ -53,16 +57,21 @@ def call(gm: Any, _: Any) -> Any:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("mean", [0.0, 0.7, 3.0])
-@pytest.mark.parametrize("written", [plain, upcast, padded])
-@pytest.mark.parametrize("inner", [call, "aot_eager"])
+@pytest.mark.parametrize(
+    ("inner", "written", "kernel"),
+    [
+        *((inner, f, "SDPA cpu_flash in float32") for inner in (call, "aot_eager") for f in (plain, upcast, padded)),
+        (call, capped, "FlexAttention in float32"),
+    ],
+)
 def test_the_kernel_is_as_exact_as_the_program(
-    inner: Any, written: Callable[..., Tensor], mean: float, dtype: torch.dtype
+    inner: Any, written: Callable[..., Tensor], kernel: str, mean: float, dtype: torch.dtype
 ) -> None:
     tensors, grad = [t.to(dtype) for t in operands(mean)], torch.randn(2, 2, 192, 64).to(dtype)
     compiled = torch.compile(written, backend="optpass", options={"inner": inner, "attention": "always"})
     ours = gradients(compiled, tensors, dtype, grad)
     (site,) = optpass.report().sites("attention")
-    assert site.after.startswith("SDPA cpu_flash in float32") and "common mean" in site.reason
+    assert site.after.startswith(kernel) and "common mean" in site.reason
     right = gradients(written, tensors, torch.float64, grad)
     eager = errors(gradients(written, tensors, dtype, grad), right)
     assert all(one <= other for one, other in zip(errors(ours, right), eager, strict=True))
