@@ -54,6 +54,7 @@ class Watch:
         self._in_place: set[tuple[int, int]] = set()  #: slots whose gradient autograd adds up in place
         self._sums: dict[tuple[int, int], _Seen] = {}  #: what was added up in a slot, until its node is given it
         self._leaves: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._saved = Stores()  #: by nodes, in the forward
         self._asked: list[tuple[int, int, Described]] = []  #: event, bytes beside what it made, and an operator of it
         self._forward: dict[int, int] = {}
         self._handles: list[Any] = []
@@ -70,6 +71,7 @@ class Watch:
             if place not in held or autograd.leaf_of(node) is not None:
                 continue
             self._take_in(storage for one in held[place].storages if (storage := one()) is not None)
+            self._saved.keep((s._cdata, one) for one in held[place].storages if (s := one()) is not None)
             slots = [(self._place(n), index) for n, index in node.next_functions]
             scratch, again = Scratch(), held[place].recomputed if held[place].checkpoints else _nothing
             # What a checkpoint runs there is the user's own code.
@@ -117,6 +119,13 @@ class Watch:
             if after < place < before:
                 peak = max(peak or 0, live + inside)
         return peak
+
+    def saved(self) -> Stores:
+        """What nodes had saved in the forward, and is there and counts nowhere else."""
+        found = Stores()
+        alive = [s for s in self._saved.storages() if s._cdata in self._seen and not self._seen[s._cdata].elsewhere]
+        found.keep((s._cdata, weakref.ref(s)) for s in alive)
+        return found
 
     def among(self, stores: Stores) -> int:
         """Bytes of those storages of `stores` that were seen, and are there."""

@@ -42,6 +42,12 @@ def loss_behind(
     held = autograd.tensors_of_callers()
     made = [t for t in held if t.grad_fn is not None]
     results = Stores(made)
+    if not running.keeps:  # what is there of what nodes have released, somebody holds: an object that the caller has
+        results.update(watch.saved())
+        others = Stores(saved)
+        others.update(leaf.inputs)
+        others.keep((one.key, one.storage) for nodes in known.values() for one in nodes.outside)
+        results.drop(others)
     for other in live:  # these are counted as what they are
         for counted in (other.inputs, other.outputs, other.eager):
             results.drop(counted)
@@ -79,6 +85,7 @@ def loss_behind(
         return replace(found, kept_bytes=kept, backward_bytes=found.backward_bytes + waits), 0
     there = Stores([*held, *saved])
     there.update(leaf.inputs)
+    there.update(results)
     gradients = watch.gradients(found.leaves)
     backward = max(0, seen - watch.among(there)) + waits
     return replace(found, kept_bytes=kept, backward_bytes=backward), gradients

@@ -87,6 +87,24 @@ def test_a_batch_in_the_shape_of_a_weight_is_no_copy_of_it(steps):
     assert 0 <= predicted - peak <= 192
 
 
+def distributed(call):
+    """A distribution, an object in a variable, has made the logits that it holds, and their probabilities."""
+    model = nn.Sequential(network(), nn.Linear(WIDTH, 8 * WIDTH), nn.GELU(), nn.Linear(8 * WIDTH, WIDTH))
+    compiled, given, action = call(model), torch.randn(ROWS, WIDTH), torch.randint(0, WIDTH, (ROWS,))
+
+    def step():
+        chances = torch.distributions.Categorical(logits=compiled(given))
+        (chances.log_prob(action).mean() - 0.01 * chances.entropy().mean()).backward()
+        model.zero_grad()
+
+    return step, (model,), (given, action)
+
+
+def test_results_that_objects_hold_are_counted(steps):
+    peak, _, predicted, _ = steps.measured(distributed, 10**10)
+    assert 0 <= predicted - peak <= 192
+
+
 def taught(call):
     """A teacher that is compiled on its own, and runs first."""
     model, teacher = network(), network(layers=9).requires_grad_(False)
