@@ -43,6 +43,24 @@ def packs_what_is_saved() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
+def is_checkpointed() -> bool:
+    """Whether what autograd saves now is packed by an activation checkpoint, which keeps nothing of it."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and checkpoint_of(hooks[1]) is not None
+
+
+def checkpoint_of(unpack: Any) -> Any | None:
+    """The frame of `torch.utils.checkpoint` whose hook `unpack` is; None for another hook."""
+    for cell in getattr(unpack, "__closure__", None) or ():
+        try:
+            held = cell.cell_contents
+        except ValueError:  # empty
+            continue
+        if type(held).__name__ == "_CheckpointFrame":  # torch/utils/checkpoint.py
+            return held
+    return None
+
+
 def is_in_backward() -> bool:
     """Whether this thread is in the midst of a backward: a checkpoint runs its forward again there."""
     current = getattr(torch._C, "_current_graph_task_id", None)

@@ -12,7 +12,15 @@ from typing import Any
 import torch
 
 from optpass.backend.compat.dynamo import TracingContext
-from optpass.backend.compat.memory_autograd import is_compiled, is_packed, leaf_of, order, saved_by_function, walk
+from optpass.backend.compat.memory_autograd import (
+    checkpoint_of,
+    is_compiled,
+    is_packed,
+    leaf_of,
+    order,
+    saved_by_function,
+    walk,
+)
 
 #: What a node saves of its own results begins so; as such they are named elsewhere.
 _RESULTS = ("_saved_result", "_saved_output", "_saved_out", "_saved_self_or_result", "_saved_total_weight")
@@ -162,8 +170,7 @@ def _checkpoints(node: Any, raw: str) -> list[Any]:
     for one in kept if isinstance(kept, (list, tuple)) else (kept,):
         if one.unpack_hook is None:
             continue
-        cells = getattr(one.unpack_hook, "__closure__", None) or ()
-        frame = next((c.cell_contents for c in cells if hasattr(c.cell_contents, "recomputed")), None)
+        frame = checkpoint_of(one.unpack_hook)
         if frame is None:
             return []
         found.append(frame)

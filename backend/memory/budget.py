@@ -25,6 +25,7 @@ class Budget:
         shared: more graphs follow in the same step, or calls of it, which nobody has seen yet: what can be is left to
             them.
         to_come: calls of it that may follow in the same step before its backward.
+        again: a checkpoint runs it again in the backward, and holds nothing of it until then.
         tail: what happens between its forward and its backward, where that has been seen.
         follow: bytes that are needed on top of what it holds while other graphs of the step run.
         state: a state of the search that was chosen for the step as a whole; with the number of operations.
@@ -45,6 +46,7 @@ class Budget:
     trained_itemsize: int = 4
     shared: bool = False
     to_come: int = 0
+    again: bool = False
     tail: Tail | None = None
     follow: int = 0
     state: tuple[int, FrozenState] | None = None

@@ -49,7 +49,7 @@ def problem_of(
     tangents = sum(s.bytes for s in problem.storages if s.tangent)
     outputs = sum(problem.storages[s].bytes for s in problem.forward_outputs)
     problem.tail = max(tail.beside(tangents, outputs), follow - tangents)
-    problem.outputs_held, problem.kept = tail.holds_outputs, tail.kept_bytes
+    problem.outputs_held, problem.kept, problem.early = tail.holds_outputs, tail.kept_bytes, tail.early_bytes
     problem.tangents_held = not parts.tangents_are_boxed()
     return problem
 
@@ -96,6 +96,11 @@ def between_graphs(joint: fx.GraphModule) -> Tail:
     """What happens behind a graph that others follow, which count what they need themselves: they release its
     outputs, and its tangents come."""
     return Tail(False, 0, 0, sum(int(hint(t.numel())) * t.element_size() for t in _tangents(joint)))
+
+
+def run_again(joint: fx.GraphModule) -> Tail:
+    """Of a graph that a checkpoint runs again."""
+    return Tail.of_checkpoint(between_graphs(joint).backward_bytes)
 
 
 def targets_of(joint: fx.GraphModule, around: Iterable[tuple[int, int]] = ()) -> int:

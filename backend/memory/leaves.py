@@ -98,8 +98,8 @@ class Leaf:
         situations: what was held beside it, by the other runs that waited for their backward then.
         held: bytes that it holds from forward to backward, outputs included; the most seen.
         outputs: bytes of its outputs; part of `held`.
-        loss: what eager code does between its outputs and the scalar that is differentiated; nothing where other
-            graphs come between.
+        loss: what eager code does between its outputs and what is differentiated; nothing where graphs come between.
+        again: a checkpoint runs it again in the backward; it holds nothing but its outputs until then.
         seen: a backward of it was seen, so that `loss` and `keeps_outputs` are known.
         seen_at: shapes of what it was given then, parameters aside.
         beside: bytes that were there in its backward beside what it was given, where nothing else waited.
@@ -130,6 +130,7 @@ class Leaf:
     held: int = 0
     outputs: int = 0
     loss: EagerLoss = field(default_factory=EagerLoss)
+    again: bool = False
     seen: bool = False
     seen_at: Shapes = ()
     beside: int = 0
@@ -164,7 +165,7 @@ class Leaf:
         self.loss, self.seen = leaf.loss, leaf.seen
         self.keeps_outputs, self.kept_outputs = leaf.keeps_outputs, leaf.kept_outputs
         self.since_loss, self.left, self.keeps_graph = leaf.since_loss, leaf.left, leaf.keeps_graph
-        self.seen_at, self.beside = leaf.seen_at, leaf.beside
+        self.seen_at, self.beside, self.again = leaf.seen_at, leaf.beside, leaf.again
 
     def see(self, loss: EagerLoss, retained: bool) -> None:
         """Take in a loss that was seen, of which the situations have what it needs beside what they hold. Where the
@@ -193,6 +194,8 @@ class Leaf:
             return self.partitioner.budget.tail
         loss = self.loss.at(sizes)
         kept = int(self.since_loss * sizes.most) if since_loss is None else since_loss
+        if self.again:  # the loss has run backward before anything but outputs is there
+            return Tail.of_checkpoint(self.outputs)
         return Tail(self.keeps_outputs, loss.forward_bytes, 0, loss.backward_bytes, kept, loss.reads_outputs)
 
     def latest(self) -> Leaf:

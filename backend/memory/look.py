@@ -34,7 +34,7 @@ def loss_behind(
     """
     node, leaf = run.node(), run.leaf.latest()
     part = _kept_outputs(run, node)
-    if 2 * part > leaf.outputs and not leaf.keeps_outputs:
+    if 2 * part > leaf.outputs and not leaf.keeps_outputs and not leaf.again:
         leaf.keeps_outputs = leaf.news = True
     leaf.kept_outputs = max(leaf.kept_outputs, part)
     if not leaf.seen:

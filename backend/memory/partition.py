@@ -29,6 +29,7 @@ from optpass.backend.memory.joint import (
     lean_settings,
     loss_is_outside,
     problem_of,
+    run_again,
     tails_of,
     tails_of_one,
     targets_of,
@@ -129,6 +130,7 @@ class BudgetPartitioner:
             return [(self.budget.tail, Ledger())]
         tails = (*tails_of(joint), *tails_of_one(joint))
         tails = (tails_of(joint)[-1], between_graphs(joint)) if self.budget.shared else tails
+        tails = (run_again(joint),) if self.budget.again else tails
         plain = targets_of(joint)
         held = targets_of(joint, self.budget.around)
         more = held if tails[0].saved_bytes else 2 * held  # the difference between the two, too

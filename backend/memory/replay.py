@@ -164,7 +164,9 @@ class _Step:
         for value in inputs:
             if isinstance(value, torch.Tensor):
                 storages.external(value)
+        storages.live += tail.early_bytes
         outputs = self._forward().run(list(inputs), storages)
+        storages.live -= tail.early_bytes
         storages.mark("end of forward")
         forward_peak = storages.peak
         names = [n.name if isinstance(n, fx.Node) else "" for n in outputs_of(self.forward)]

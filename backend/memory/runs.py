@@ -28,6 +28,7 @@ from optpass.backend.memory.expected import alike, shapes_of
 from optpass.backend.memory.leaves import Beside, Leaf, Stores, parameters_of
 from optpass.backend.memory.look import beside, loss_behind
 from optpass.backend.memory.run import Chain, Run
+from optpass.backend.memory.tail import GENERATOR_BYTES
 from optpass.errors import BudgetInfeasibleError
 
 #: Chains of runs that are remembered, to find which of them make up one step.
@@ -69,8 +70,7 @@ class Steps:
             return sum(run.leaf.held for run in self._live), outputs
 
     def lent(self) -> Stores:
-        """What graphs have read and returned that ran without gradients since the last backward: the weights of a
-        teacher, its batch and its outputs."""
+        """What graphs have read and returned that ran without gradients since the last backward, as a teacher's do."""
         with self._lock:
             found = Stores()
             found.update(self._lent_now)
@@ -96,8 +96,7 @@ class Steps:
         return [p for p in found if p is not None]
 
     def forget(self) -> None:
-        """The step that is under way has failed: what it holds is no part of another one, however long an error that
-        somebody keeps holds its frames."""
+        """The step that is under way has failed: what it holds, in frames of an error, is no part of another one."""
         with self._lock:
             self._live.clear()
             self._chains.clear()
@@ -177,6 +176,7 @@ class Steps:
                 leaf.inputs_seen = max(leaf.inputs_seen, sum(leaf.inputs.alive().values()))
                 leaf.buffers.add(args[i] for i in leaf.module_tensors)
             if not leaf.runs:
+                leaf.again = autograd.is_checkpointed()
                 self._note_held(leaf, own, made, given)
             leaf.runs += 1
             self._live.append(run)
@@ -221,7 +221,7 @@ class Steps:
         for run in self._live:
             there.update(run.outputs.alive())
         leaf.outputs = sum(size for key, size in made.alive().items() if key not in there)
-        leaf.held = leaf.outputs + sum(own.alive().values())
+        leaf.held = leaf.outputs + sum(own.alive().values()) + (GENERATOR_BYTES if leaf.again else 0)
 
     def traced(self) -> None:
         """A graph was compiled. What Dynamo has traced holds the tensors that it met, in cycles."""

@@ -16,6 +16,7 @@ from torch import fx, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from optpass.backend import compat
+from optpass.backend.compat.memory_autograd import is_checkpointed
 from optpass.backend.compat.memory_calls import calls_to_come
 from optpass.backend.memory.apart import STARTED
 from optpass.backend.memory.budget import Budget
@@ -49,6 +50,7 @@ class StepTensors:
         around: elements and bytes of other tensors that the caller holds, of those with as many as an output.
         held: what the function that calls the graph holds beside them, and beside an index for each row of an output.
         module_tensors: positions of those buffers that are inputs of the graph.
+        again: a checkpoint runs the graph again in the backward.
         to_come: calls of the graph that the function which calls it may make before it asks for a backward.
     """
 
@@ -61,6 +63,7 @@ class StepTensors:
     held: tuple[torch.Tensor, ...] = ()
     to_come: int = 0
     unread_of_modules: Stores = field(default_factory=Stores)
+    again: bool = False
 
     @classmethod
     def of(
@@ -100,7 +103,8 @@ class StepTensors:
         return cls(
             tuple(parameters), tuple(buffers), tuple(inputs), tuple(lent), Stores(unread), tuple(sorted(others)),
             tuple(t for t in mine if t.layout == torch.strided and not read.has(t.untyped_storage())),
-            calls_to_come() if torch.is_grad_enabled() else 0, Stores(idle),
+            calls_to_come() if torch.is_grad_enabled() and not is_checkpointed() else 0, Stores(idle),
+            is_checkpointed(),
         )  # fmt: skip
 
     @property
@@ -173,6 +177,7 @@ def budget_of(
         trained_itemsize=itemsize,
         shared=more_follow or expected.crowded or to_come > 0,
         to_come=to_come,
+        again=tensors.again,
         lenient=expected.crowded,
         tail=expected.tail,
         around=tensors.around,

@@ -14,6 +14,9 @@ import torch
 from optpass.backend import compat
 from optpass.backend.memory.storages import Operators, Storages
 
+#: State of a CPU's generator, which a checkpoint keeps.
+GENERATOR_BYTES = torch.get_rng_state().nbytes
+
 
 @dataclass(frozen=True)
 class Tail:
@@ -27,6 +30,7 @@ class Tail:
         backward_bytes: most bytes that the loss's backward allocates, the gradients of the outputs included.
         kept_bytes: bytes that are there from the loss on: a number in a storage as large as what it was reduced from;
             less what other graphs' outputs were that have gone.
+        early_bytes: there in the forward, and gone before the graph's backward.
         reads_outputs: the loss's backward reads the outputs, so that they are there until it has run.
     """
 
@@ -36,6 +40,14 @@ class Tail:
     backward_bytes: int = 0
     kept_bytes: int = 0
     reads_outputs: bool = False
+    early_bytes: int = 0
+
+    @classmethod
+    def of_checkpoint(cls, outputs: int) -> Tail:
+        """That of a graph that a checkpoint runs again: its loss is over before anything but `outputs` bytes is there.
+        Beside the second forward are the gradients of its outputs, and generator states: its own, and that to go back
+        to."""
+        return cls(False, early_bytes=outputs + 2 * GENERATOR_BYTES)
 
     def beside(self, tangents: int, outputs: int) -> int:
         """Most bytes between forward and backward, beside `outputs` bytes and `tangents` bytes of their gradients;

@@ -21,6 +21,7 @@ from optpass.backend.memory.leaves import Leaf, Share, Stores, parameters_of
 from optpass.backend.memory.optimizing import Optimizing
 from optpass.backend.memory.replay import StepReplay
 from optpass.backend.memory.runs import Steps
+from optpass.backend.memory.tail import Tail
 from optpass.passes.memory.plan import Ledger
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ def settle(leaves: Sequence[Leaf]) -> None:
     choices, runs = _choices(step), [leaf.runs for leaf in step.leaves]
     chosen = select(choices, runs, step.bounds)
     over = excess(chosen, step.bounds)
-    if over > sum(leaf.loss.forward_bytes + leaf.loss.backward_bytes for leaf in step.leaves):
+    if over > sum(leaf.loss.forward_bytes + leaf.loss.backward_bytes for leaf in step.leaves if not leaf.again):
         raise words.infeasible(step, chosen, over)
     if not final:
         _share_out(step, chosen, worst, over)
@@ -184,12 +185,16 @@ def _own_peak(leaf: Leaf, replayed: StepReplay) -> int:
         now = -kept if moment.label == TANGENTS else now
         live = moment.live_bytes + now - max(0, moment.lent_bytes - lent)
         running = max(running, live) if moment.label not in BETWEEN else running
+    handed = leaf.outputs if leaf.again else handed
     later = handed if leaf.loss.reads_outputs else handed - max(0, released - lent)
     return max(running, handed + leaf.loss.forward_bytes, later + leaf.loss.backward_bytes)
 
 
 def _before_loss(leaf: Leaf) -> int:
-    """Bytes of what is gone behind the loss, in that of its situations where most is."""
+    """Bytes of what is gone behind the loss, in that of its situations where most is; of a forward that is run again,
+    what its plan does not know of."""
+    if leaf.again:
+        return Tail.of_checkpoint(leaf.outputs).early_bytes - leaf.partitioner.tail.early_bytes
     return -min((beside.since_loss or 0 for beside in leaf.situations.values()), default=0)
 
 
@@ -207,7 +212,11 @@ def _choices(step: Step) -> list[list[Choice]]:
             between, search.problem.outputs_held = tail.beside(tangents, outputs), tail.holds_outputs
             search.problem.kept = tail.kept_bytes
         less = max(0, partitioner.counted - replayed.peak_bytes) if partitioner.executor == "inductor" else 0
-        found.append(choices_of(search, between, less, _waits(step, i), before))
+        choices = choices_of(search, between, less, _waits(step, i) and not leaf.again, before)
+        if leaf.again:
+            loss = leaf.outputs + max(leaf.loss.forward_bytes, leaf.loss.backward_bytes)
+            choices = [replace(one, peak=max(one.peak, loss), held=leaf.held) for one in choices]
+        found.append(choices)
     return found
 
 
@@ -217,15 +226,16 @@ def _share(step: Step, index: int, chosen: Sequence[Choice]) -> Share:
     at_peak = max(
         (b for b in step.bounds if b.graph == index), key=lambda b: total(chosen, b) - chosen[index].peak
     )  # fmt: skip
-    beside = at_peak.fixed - at_peak.since_loss - step.always.total
+    since = 0 if leaf.again else at_peak.since_loss  # the loss is over before it begins
+    beside = at_peak.fixed - since - step.always.total
     gradients = min(beside, max(b.gradients for b in leaf.situations.values()))
     others = sum(chosen[g].held * n for g, n in at_peak.others)
     statics = replace(step.always, gradients=gradients, inputs=beside - gradients, activations=others)
     room = at_peak.limit - statics.total
-    follow = max(0, room - chosen[index].held) if _waits(step, index) else 0
+    follow = max(0, room - chosen[index].held) if _waits(step, index) and not leaf.again else 0
     search, frozen = leaf.partitioner.search, chosen[index].state
     state = None if search is None or frozen is None else (len(search.problem.operations), frozen)
-    return Share(statics, leaf.tail(since_loss=at_peak.since_loss), follow, step.at_optimizer, step.optimizer, state)
+    return Share(statics, leaf.tail(since_loss=since), follow, step.at_optimizer, step.optimizer, state)
 
 
 def _waits(step: Step, index: int) -> bool:

@@ -85,6 +85,8 @@ class Problem:
         tail: bytes that the caller allocates between forward and backward, beside outputs and tangents; negative where
             they are not there at the same time.
         kept: bytes that the caller allocates then and holds until the backward has returned; part of `tail`.
+        early: bytes that are there in the forward and gone before the backward: of a forward that runs again, the
+            gradients of its outputs.
         outputs_held: the caller holds the outputs until the step ends, not only until its loss has read them.
         tangents_held: the caller holds the gradients of the outputs until the backward has returned.
     """
@@ -98,6 +100,7 @@ class Problem:
     statics: int = 0
     tail: int = 0
     kept: int = 0
+    early: int = 0
     outputs_held: bool = True
     tangents_held: bool = False
     notes: list[str] = field(default_factory=list)

@@ -153,7 +153,7 @@ class Schedule:
         outputs = self._output_bytes
         backward = np.cumsum(change)[:n] + (outputs if problem.outputs_held else 0) + problem.kept - stored.overwritten
         backward += self._workspace[walk.steps]
-        forward = self._forward(saved)
+        forward = self._forward(saved) + problem.early
         kept = int(self.sizes[saved[~self._lent[saved]]].sum())
         boundary = kept + outputs + self._tangent_bytes + problem.tail
         peak = max(int(forward.max(initial=0)), boundary, int(backward.max(initial=0)))

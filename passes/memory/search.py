@@ -86,8 +86,8 @@ class Search:
         self._found = found
         self.way, self._base_s = found.way, found.base_s
 
-    def _now(self) -> tuple[int, bool, int]:
-        return self.problem.tail, self.problem.outputs_held, self.problem.kept
+    def _now(self) -> tuple[int, bool, int, int]:
+        return self.problem.tail, self.problem.outputs_held, self.problem.kept, self.problem.early
 
     @property
     def holds(self) -> bool:
