@@ -26,6 +26,8 @@ class Budget:
             them.
         to_come: calls of it that may follow in the same step before its backward.
         again: a checkpoint runs it again in the backward, and holds nothing of it until then.
+        to_accumulate: bytes of its own gradients, which are there throughout from the second micro-batch of a step on;
+            none where that has been seen.
         tail: what happens between its forward and its backward, where that has been seen.
         follow: bytes that are needed on top of what it holds while other graphs of the step run.
         state: a state of the search that was chosen for the step as a whole; with the number of operations.
@@ -47,6 +49,7 @@ class Budget:
     shared: bool = False
     to_come: int = 0
     again: bool = False
+    to_accumulate: int = 0
     tail: Tail | None = None
     follow: int = 0
     state: tuple[int, FrozenState] | None = None

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from optpass.backend.compat import partition as parts
+from optpass.backend.memory.budget import Budget
 from optpass.backend.memory.graph_values import hint, ints
 from optpass.backend.memory.probe import library_workspace
 from optpass.backend.memory.tail import NO_TAIL, Tail
@@ -101,6 +102,15 @@ def between_graphs(joint: fx.GraphModule) -> Tail:
 def run_again(joint: fx.GraphModule) -> Tail:
     """Of a graph that a checkpoint runs again."""
     return Tail.of_checkpoint(between_graphs(joint).backward_bytes)
+
+
+def not_seen(joint: fx.GraphModule, budget: Budget) -> tuple[str, ...]:
+    """What a floor that is named now was named before, and may be larger for, where a step was not seen yet."""
+    if budget.settled or budget.tail is not None:
+        return ()
+    outside = loss_is_outside(joint) and not budget.again
+    others = budget.shared or budget.again
+    return (*(["the loss outside of the graph"] if outside else []), *(["other runs of the step"] if others else []))
 
 
 def targets_of(joint: fx.GraphModule, around: Iterable[tuple[int, int]] = ()) -> int:

@@ -28,6 +28,7 @@ from optpass.backend.memory.joint import (
     between_graphs,
     lean_settings,
     loss_is_outside,
+    not_seen,
     problem_of,
     run_again,
     tails_of,
@@ -114,6 +115,7 @@ class BudgetPartitioner:
         named: BudgetInfeasibleError | None = None
         if self.budget.apart is not None and loss_is_outside(joint):
             self.budget = replace(self.budget, shared=True)
+        self._not_seen = not_seen(joint, self.budget)
         given, assumed = self.budget.statics, self._assumed(joint)
         for tail, more in assumed:
             self.budget = replace(self.budget, statics=given.plus(more))
@@ -290,5 +292,8 @@ class BudgetPartitioner:
         smaller = smaller_batch(budget.batch, floor, fixed, budget.bytes)
         helps = standard_helps(held, trained_itemsize=budget.trained_itemsize, optimizer=budget.optimizer)
         helps = [smaller, *helps] if smaller is not None else helps
-        error = explain_infeasible(budget.bytes, floor, held, largest, helps, budget.where)
+        held_on = max(floor, budget.statics.total + budget.to_accumulate + ENGINE_BYTES + replay.peak_bytes)
+        error = explain_infeasible(
+            budget.bytes, floor, held, largest, helps, budget.where, accumulating=held_on, not_seen=self._not_seen
+        )
         return parts.passed_through(error)

@@ -178,6 +178,7 @@ def budget_of(
         shared=more_follow or expected.crowded or to_come > 0,
         to_come=to_come,
         again=tensors.again,
+        to_accumulate=0 if gradients else size - storage_bytes(elsewhere),
         lenient=expected.crowded,
         tail=expected.tail,
         around=tensors.around,

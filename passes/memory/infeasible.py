@@ -34,8 +34,9 @@ class Help:
 
 
 def explain_infeasible(
-    budget: int, floor: int, ledger: Ledger, largest: Sequence[Tensor], helps: Sequence[Help] = (), where: str = ""
-) -> BudgetInfeasibleError:
+    budget: int, floor: int, ledger: Ledger, largest: Sequence[Tensor], helps: Sequence[Help] = (), where: str = "",
+    accumulating: int = 0, not_seen: Sequence[str] = (),
+) -> BudgetInfeasibleError:  # fmt: skip
     """The error for a budget below the floor; to be raised by the caller.
 
     Args:
@@ -43,10 +44,14 @@ def explain_infeasible(
         ledger: of the floor.
         largest: tensors that are live at the floor, largest first; tensors of repeated layers may repeat.
         helps: what would help, most useful first.
+        accumulating: the floor where gradients of earlier micro-batches are there throughout; named if it is larger.
+        not_seen: what may make the floor larger, and had not run when it was named.
         where: what set the budget, e.g. "options: memory_budget"; the message begins with it.
     """
     said = f"{'no' if where else 'No'} plan of this training step fits {_exact(budget)}"
     said = f"{said}; the smallest peak of any plan is {_exact(floor)}"
+    said += f", or {_exact(accumulating)} beside gradients of earlier micro-batches" if accumulating > floor else ""
+    said += f", named before {' and '.join(not_seen)} ran, which may need more" if not_seen else ""
     parts = [f"{where}: {said}" if where else said, "There it holds " + _held(ledger)]
     if largest:
         worth = [tensor for tensor in largest if tensor.bytes >= _WORTH_NAMING * largest[0].bytes]

@@ -30,7 +30,7 @@ def test_the_micro_batch_that_fits(steps, programs):
 
 
 def test_no_micro_batch_is_named_where_the_parameters_alone_do_not_fit(steps, programs):
-    error = _refused(steps, programs.Stack(1, 32, 2), torch.randn(4, 32, 32), 1000)
+    error = _refused(steps, torch.nn.Linear(32, 32), torch.randn(4, 32), 1000)
     assert error.helps and not any("micro-batch" in one for one in error.helps)
 
 
@@ -48,3 +48,28 @@ def test_attention_on_fused_kernels(steps, programs, mode):
     assert bool(named) is (fused.floor_bytes < error.floor_bytes)
     assert not any("attention" in one for one in fused.helps)
     assert named or mode == "auto"
+
+
+def test_the_floor_beside_gradients_of_earlier_micro_batches(steps, programs):
+    """The first micro-batch finds no gradients; those that follow do, and hold the floor that was named for them."""
+    torch.manual_seed(0)
+    model, x = steps.WithLoss(programs.Stack(2, 32, 2)), torch.randn(4, 32, 32)
+
+    def accumulated(call, inputs):
+        for _ in range(3):
+            call(*inputs).backward()
+
+    with pytest.raises(optpass.BudgetInfeasibleError) as caught:
+        steps.run(model, [x], 1000, measure=False)
+    (named,) = re.findall(r"or [0-9.]+ [KM]iB \((\d+) bytes\) beside gradients", str(caught.value))
+    assert int(named) > caught.value.floor_bytes and "named before" not in str(caught.value)
+    ran = steps.run(model, [x], int(named), step=accumulated)
+    assert ran.peak <= int(named) <= 1.01 * ran.peak
+    with pytest.raises(optpass.BudgetInfeasibleError):
+        steps.run(model, [x], int(0.99 * int(named)), step=accumulated)
+
+
+def test_a_floor_that_is_named_before_the_loss_ran_says_so(steps):
+    assert "named before the loss outside of the graph ran" in str(
+        _refused(steps, torch.nn.Linear(32, 32), torch.randn(4, 32), 1000)
+    )

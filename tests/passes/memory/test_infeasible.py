@@ -41,6 +41,18 @@ def test_what_set_the_budget_is_named_as_it_is_written(where: str) -> None:
     assert str(explain_infeasible(5, 17 * G, LEDGER, [])).startswith("No plan of this training step fits 5 bytes; ")
 
 
+def test_the_message_says_what_was_not_seen() -> None:
+    error = explain_infeasible(5, 17 * G, LEDGER, [], accumulating=18 * G, not_seen=["the loss outside of the graph"])
+    assert error.floor_bytes == 17 * G
+    assert (
+        "the smallest peak of any plan is 17 GiB (18253611008 bytes), or 18 GiB (19327352832 bytes) beside gradients "
+        "of earlier micro-batches, named before the loss outside of the graph ran, which may need more. There it"
+        in str(error)
+    )
+    plain = str(explain_infeasible(5, 17 * G, LEDGER, [], accumulating=17 * G))
+    assert "is 17 GiB (18253611008 bytes). There it" in plain
+
+
 @pytest.mark.parametrize(("width", "halved"), [(4, True), (2, False)])
 def test_standard_helps(width: int, halved: bool) -> None:
     helps = standard_helps(LEDGER, trained_itemsize=width, optimizer="adamw", world_size=8)
