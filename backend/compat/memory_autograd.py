@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 
+from optpass.backend.compat.memory_hooks import is_checkpointed as is_checkpointed
+from optpass.backend.compat.memory_hooks import packs_what_is_saved as packs_what_is_saved
+
 #: Frames above a backward in which its caller's tensors are looked for; torch's own do not count.
 _CALLERS = 8
 #: Nodes that autograd puts between a compiled function and an output that is a view or an alias of another tensor.
@@ -35,30 +38,6 @@ def compiled_node(result: Any) -> Any | None:
 def is_compiled(node: Any) -> bool:
     """Whether a node is the backward of a graph that AOTAutograd compiled."""
     return "CompiledFunction" in node.name()
-
-
-def packs_what_is_saved() -> bool:
-    """Whether hooks of the user's pack what autograd saves now, as those of an activation checkpoint do: in its
-    forward, and where its backward runs that forward again."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-def is_checkpointed() -> bool:
-    """Whether what autograd saves now is packed by an activation checkpoint, which keeps nothing of it."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks is not None and checkpoint_of(hooks[1]) is not None
-
-
-def checkpoint_of(unpack: Any) -> Any | None:
-    """The frame of `torch.utils.checkpoint` whose hook `unpack` is; None for another hook."""
-    for cell in getattr(unpack, "__closure__", None) or ():
-        try:
-            held = cell.cell_contents
-        except ValueError:  # empty
-            continue
-        if type(held).__name__ == "_CheckpointFrame":  # torch/utils/checkpoint.py
-            return held
-    return None
 
 
 def is_in_backward() -> bool:

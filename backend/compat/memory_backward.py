@@ -13,7 +13,6 @@ import torch
 
 from optpass.backend.compat.dynamo import TracingContext
 from optpass.backend.compat.memory_autograd import (
-    checkpoint_of,
     is_compiled,
     is_packed,
     leaf_of,
@@ -21,6 +20,7 @@ from optpass.backend.compat.memory_autograd import (
     saved_by_function,
     walk,
 )
+from optpass.backend.compat.memory_hooks import checkpoint_of
 
 #: What a node saves of its own results begins so; as such they are named elsewhere.
 _RESULTS = ("_saved_result", "_saved_output", "_saved_out", "_saved_self_or_result", "_saved_total_weight")

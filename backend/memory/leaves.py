@@ -91,27 +91,25 @@ class Leaf:
         options: of its compile.
         parameters, module_tensors: positions among its arguments: of parameters, and of other tensors of modules.
         own: its parameters, in that order.
-        buffers: the latter, of all calls that were looked at.
+        buffers: the latter, of all calls looked at.
         inputs: what it and other plans of the same graph were given, and the targets of their losses.
         inputs_seen: bytes of these that were there when it was looked at, at most.
         known: parameters that its runs were given or that eager code around them reads, weakly, by identity.
-        situations: what was held beside it, by the other runs that waited for their backward then.
+        situations: what was held beside it, by the other runs that waited for their backward.
         held: bytes that it holds from forward to backward, outputs included; the most seen.
-        outputs: bytes of its outputs; part of `held`.
+        outputs: of these, bytes of its outputs.
         loss: what eager code does between its outputs and what is differentiated; nothing where graphs come between.
         again: a checkpoint runs it again in the backward; it holds nothing but its outputs until then.
-        seen: a backward of it was seen, so that `loss` and `keeps_outputs` are known.
-        seen_at: shapes of what it was given then, parameters aside.
+        seen, seen_at: a backward was seen, so that `loss` and what is kept are known; shapes of what it was given then.
         beside: bytes that were there in its backward beside what it was given, where nothing else waited.
         since_loss: as in the situations, at most.
         retained: most bytes that the loss needs in a backward that keeps the graph.
         keeps_outputs: most outputs were still held by the caller in its backward.
         kept_outputs: bytes of those that were, at most.
         left: bytes of outputs, and of what was made of them, that the caller held then, as when an optimizer steps.
-        keeps_graph: a backward of it was asked to keep what it has saved, for another one; None once that was said.
+        keeps_graph: a backward was asked to keep what it has saved, for another one; None once that was said.
         runs: calls with gradients.
-        share: what it may use from its next call on, where that has changed.
-        next: the leaf that took its place.
+        share: what it may use from its next call on, where that has changed; `next` is what then took its place.
         generation: how many leaves it has taken the place of after they were seen in a step.
         news: something was seen since the plans were last looked at.
     """
