@@ -98,6 +98,12 @@ class Chooser:
         """What is known under the present settings."""
         return self._replayed[self._lean]
 
+    @property
+    def _least(self) -> int:
+        """The smallest peak of a plan of the search."""
+        self.search.refilled()
+        return self.search.least
+
     def note(self, counted: int, replayed: int) -> None:
         """What a plan that was replayed elsewhere needs, under the first settings."""
         self._replayed[self._settings[0]].append(_Point(counted, replayed))
@@ -162,6 +168,8 @@ class Chooser:
 
     def _near_the_floor(self, found: Sequence[Trial]) -> Iterator[Timeline]:
         """Plans to try; `found` grows by each before the next is asked for."""
+        if self._least < self.search.floor:
+            yield self._at_most(self._least)
         for part in NEAR_FLOOR if self._generated else (1.0,):
             yield self._at_most(int(self.search.floor * part))
         if self._generated and all(_bound_between(trial) for trial in found):
@@ -184,8 +192,8 @@ class Chooser:
         return self._trials[key]
 
     def _at_most(self, peak: int) -> Timeline:
-        found = self.search.at_most(max(peak, self.search.floor))
-        assert found is not None  # never below the floor
+        found = self.search.at_most(max(peak, self._least))
+        assert found is not None  # never below the least
         return found[1]
 
     # ---- where to look next -------------------------------------------------------------------------------------
@@ -196,9 +204,9 @@ class Chooser:
         high = min(over, key=lambda p: p.counted, default=None)
         fits = [p for p in self._points if p.replayed <= self.room and (high is None or p.counted < high.counted)]
         low = max(fits, key=lambda p: p.counted, default=None)
-        if high is not None and high.counted <= self.search.floor:
+        if high is not None and high.counted <= self._least:
             return None
-        least = self.search.floor if low is None else low.counted + 1
+        least = self._least if low is None else low.counted + 1
         most = self.search.unconstrained if high is None else high.counted - 1
         aim = int((AIM if self._generated else 1.0) * (self.held + self.room)) - self.held
         targets = (self._between(low, high, aim), self._between(low, high, self.room), (least + most) // 2, most)

@@ -58,7 +58,7 @@ def plan_of(
     base = start.recomputed_s
     top = search.unconstrained if unconstrained is None else unconstrained
     wrong = max(1.0, top / max(search.unconstrained, 1), own / max(timeline.peak, 1))
-    floor = min(int(search.floor * wrong * SAFE) + engine, own) if generated else search.floor + engine
+    floor = min(int(search.least * wrong * SAFE) + engine, own) if generated else search.least + engine
     return MemoryPlan(
         budget_bytes=budget_bytes,
         predicted_peak_bytes=max(statics.total + own, at_optimizer),

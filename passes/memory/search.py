@@ -100,6 +100,12 @@ class Search:
         return min(point.peak for point in self.way.points)
 
     @property
+    def least(self) -> int:
+        """The smallest peak of any plan that was found: one upwards from the way may need less than its end. It is not
+        looked for further than was asked before."""
+        return min((self.floor, *(plan.peak for plan in self._found.upwards or ())))
+
+    @property
     def unconstrained(self) -> int:
         """The peak of the baseline, bytes above the statics."""
         return self.way.points[0].peak
@@ -112,12 +118,12 @@ class Search:
         return state
 
     def at_most(self, peak: int) -> tuple[State, Timeline] | None:
-        """The fastest plan found whose peak is at most `peak`; None below the floor."""
+        """The fastest plan found whose peak is at most `peak`; None where there is none."""
         found = self._first_on_the_way(peak)
         other = fastest(self.refilled(), peak)
-        if found is None or other is None:
+        if other is None:
             return found
-        if (other.seconds, other.peak) < (found[1].recomputed_s, found[1].peak):
+        if found is None or (other.seconds, other.peak) < (found[1].recomputed_s, found[1].peak):
             return other.state.copy(), self.schedule.run(other.state)
         return found
 

@@ -23,7 +23,10 @@ def _timeline(counted: int, boundary: int = 0, seconds: float = 0.0) -> Any:
 class Plans:
     """Stands for the search: plans every 5,000 bytes."""
 
-    unconstrained, floor = TOP, FLOOR
+    unconstrained, floor, least = TOP, FLOOR, FLOOR
+
+    def refilled(self) -> list[Any]:
+        return []
 
     def at_most(self, peak: int) -> Any:
         counted = max(FLOOR, min(TOP, peak // 5_000 * 5_000))
@@ -192,3 +195,14 @@ def test_between_two_plans_of_which_the_larger_is_not_worth_a_trial() -> None:
     found = chooser.best()
     assert found is not None and found.peak == 390_000 and len(asked) == 1
     assert chooser.unused(found) == TOP - 10_000
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_plan_below_the_end_of_the_way_is_the_floor(made: bool) -> None:
+    """Plans that are found upwards from the way may need less than its end."""
+    least = FLOOR - 20_000
+    for room in (least - 1, least, FLOOR - 1):
+        chooser, _ = _chooser(room, lambda counted: counted, generated=made)
+        chooser.search.least = least
+        chooser.search.at_most = lambda peak: (None, _timeline(least)) if peak < FLOOR else Plans().at_most(peak)
+        assert (chooser.best() or chooser.smallest()).peak == least

@@ -59,7 +59,10 @@ def test_a_budget_is_used(search):
 
 def test_below_the_floor_there_is_no_plan(search):
     assert search.at_most(search.floor) is not None
-    assert search.at_most(search.floor - 1) is None
+    least = search.least  # of plans upwards from the way, too
+    assert min(plan.peak for plan in search.refilled()) == least < search.floor
+    assert search.at_most(least)[1].peak == least
+    assert search.at_most(least - 1) is None
 
 
 def test_the_unconstrained_plan_is_the_default_partitioners_or_better(joints, programs, search):
