@@ -1,25 +1,24 @@
 """Several compiled graphs in one step, or one that runs several times: which plan of each makes the step fit.
 
 Each graph has plans that differ in three figures: the peak while it runs itself, what it holds while others run, and
-the time of what it computes again. Every situation that was seen in a step bounds a sum of them. The plans begin with
-what holds least, and are exchanged for faster ones, the best seconds for the bytes first, as long as all bounds hold.
+the time of what it computes again. Every situation that was seen in a step bounds a sum of them (`bounds`). The plans
+begin with what holds least, and are exchanged for faster ones, the best seconds for the bytes first, as long as all
+bounds hold.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from optpass.backend.memory.bounds import Bound, Choice, Ints, excess, plan_excess
 from optpass.backend.memory.searches import SEARCHES
 from optpass.passes.memory.problem import Problem
-from optpass.passes.memory.schedule import FrozenState, State, Timeline
+from optpass.passes.memory.schedule import State, Timeline
 from optpass.passes.memory.search import Search
-
-Ints = NDArray[np.int64]
 
 #: What is added between forward and backward, in parts of the peak, to find plans that hold less and less; and the same
 #: for graphs of more than so many operations, whose search takes seconds.
@@ -31,40 +30,16 @@ MOST_PLANS = 120
 MOST_PAIRS, LEAST_SAVED = 500_000, 1e-3
 
 
-@dataclass(frozen=True)
-class Choice:
-    """One plan of one graph: bytes above what is held beside it, and seconds; the state that it is, where known."""
-
-    peak: int
-    held: int
-    seconds: float
-    state: FrozenState | None = field(default=None, compare=False, repr=False)
-
-
-@dataclass(frozen=True)
-class Bound:
-    """`fixed` + what the `others` hold + the peak of `graph` must be at most `limit`.
-
-    Attributes:
-        graph: index.
-        others: (index, number of runs).
-        since_loss: part of `fixed` that is there from the loss on; negative where something has gone by then.
-    """
-
-    graph: int
-    others: tuple[tuple[int, int], ...]
-    fixed: int
-    limit: int
-    since_loss: int = 0
-
-
-def choices_of(known: Search, tail: int, less: int = 0, waits: bool = True, before: int = 0) -> list[Choice]:
+def choices_of(
+    known: Search, tail: int, less: int = 0, waits: bool = True, before: int = 0, released: int = 0
+) -> list[Choice]:
     """Plans that no other is better than in all three figures.
 
     Args:
         known: a search of the graph; the tail of its problem is changed for others, and set to `tail` in the end.
         tail: as in `Problem`.
         less: bytes that the peak is less by in what the inner compiler generates.
+        released: bytes of outputs that are gone when the loss runs backward.
         before: bytes that are there before the loss and not behind it.
         waits: other graphs run between its forward and its backward, so that it matters what it holds then.
     """
@@ -82,7 +57,7 @@ def choices_of(known: Search, tail: int, less: int = 0, waits: bool = True, befo
         outputs = {s: problem.storages[s].bytes for s in problem.forward_outputs}
         base = schedule.run(search.start).recomputed_s
         for state in _evenly(states):
-            choice = _choice(problem, schedule.run(state), outputs, tail - problem.tail, less, base, before)
+            choice = _choice(problem, schedule.run(state), outputs, released, less, base, before)
             key = choice.peak, choice.held
             if key not in found or choice.seconds < found[key].seconds:
                 found[key] = replace(choice, state=state.frozen())
@@ -95,9 +70,10 @@ def light(search: Search, runs: int = 1, room: int = 0) -> Timeline:
     of itself; or the fastest of which that fits `room`, with what comes between the halves of each."""
     tail = search.problem.tail
     choices = choices_of(search, tail)
+    between = tail + sum(s.bytes for s in search.problem.storages if s.tangent)
 
     def needed(choice: Choice) -> int:
-        return choice.peak + runs * choice.held
+        return max(choice.peak, choice.held + between) + runs * choice.held
 
     fitting = [choice for choice in choices if needed(choice) + runs * tail <= room]
     fastest = min(fitting, key=lambda choice: (choice.seconds, needed(choice)), default=None)
@@ -110,15 +86,15 @@ def _choice(
     problem: Problem,
     timeline: Timeline,
     outputs: Mapping[int, int],
-    added: int,
+    released: int,
     less: int,
     base: float,
     before: int,
 ) -> Choice:
     kept = sum(problem.storages[s].bytes for s in timeline.saved if s not in outputs)
     inside = max(int(timeline.forward.max(initial=0)) + before, int(timeline.backward.max(initial=0)))
-    peak = max(inside - less, timeline.boundary + added)
-    return Choice(peak, kept + sum(outputs.values()), max(0.0, timeline.recomputed_s - base))
+    held = kept + sum(outputs.values())
+    return Choice(inside - less, held, max(0.0, timeline.recomputed_s - base), held, held - released)
 
 
 def _evenly(items: list[State]) -> list[State]:
@@ -179,21 +155,27 @@ class _Sums:
     """What plans come to in each of the bounds; a plan is its place among those of its graph.
 
     Attributes:
-        held, peak, seconds: of the plans of each graph.
+        held, seconds: of the plans of each graph.
+        peak: of the same, what they need in those of the bounds that are their own: [bounds, plans].
     """
 
     def __init__(self, choices: Sequence[Sequence[Choice]], runs: Sequence[int], bounds: Sequence[Bound]) -> None:
         self.choices, self.runs, self.bounds = choices, runs, bounds
         self.held = [np.array([c.held for c in plans], dtype=np.int64) for plans in choices]
-        self.peak = [np.array([c.peak for c in plans], dtype=np.int64) for plans in choices]
         self.seconds = [np.array([c.seconds for c in plans]) for plans in choices]
-        #: How often a graph waits in each bound, and whether the bound is its own.
+        #: How often a graph waits in each bound.
         self.waits = np.zeros((len(choices), len(bounds)), dtype=np.int64)
-        self.own = np.zeros((len(choices), len(bounds)), dtype=np.int64)
         for i, bound in enumerate(bounds):
-            self.own[bound.graph, i] = 1
             for graph, times in bound.others:
                 self.waits[graph, i] += times
+        self.peak = [self._needed(graph, plans) for graph, plans in enumerate(choices)]
+
+    def _needed(self, graph: int, plans: Sequence[Choice]) -> Ints:
+        needed = np.zeros((len(self.bounds), len(plans)), dtype=np.int64)
+        for i, bound in enumerate(self.bounds):
+            if bound.graph == graph:
+                needed[i] = [bound.needed(plan) for plan in plans]
+        return needed
 
     def exchanged(self, over: Ints, graph: int, plan: Choice) -> Ints:
         """For each plan of `graph`, what the worst bound is broken by where it takes the place of `plan`, with which
@@ -241,7 +223,8 @@ class _Sums:
             for graph, i in enumerate(places):
                 plan, times = self.choices[graph][i], self.runs[graph]
                 saved = (plan.seconds - self.seconds[graph]) * times
-                more = np.maximum(self.held[graph] - plan.held, 0) * times + np.maximum(self.peak[graph] - plan.peak, 0)
+                rise = (self.peak[graph] - self._needed(graph, [plan])).max(axis=0, initial=0)
+                more = np.maximum(self.held[graph] - plan.held, 0) * times + rise
                 fits = (saved > 0) & (self.exchanged(over, graph, plan) <= max(0, now))
                 score = np.where(fits, saved / (more + 1), 0.0)
                 at = int(score.argmax())
@@ -273,21 +256,5 @@ class _Sums:
 
     def _change(self, graph: int, plan: Choice) -> Ints:
         """By how much more each bound is broken with each plan of `graph` in the place of `plan`."""
-        held, peak = self.held[graph] - plan.held, self.peak[graph] - plan.peak
-        change: Ints = np.outer(self.waits[graph], held) + np.outer(self.own[graph], peak)
-        return change
-
-
-def plan_excess(chosen: Sequence[Choice], bounds: Sequence[Bound]) -> Ints:
-    """Bytes that each bound is broken by."""
-    return np.array([total(chosen, bound) - bound.limit for bound in bounds], dtype=np.int64)
-
-
-def excess(chosen: Sequence[Choice], bounds: Sequence[Bound]) -> int:
-    """Bytes that the worst bound is broken by; negative where there is room in all."""
-    return max((total(chosen, bound) - bound.limit for bound in bounds), default=0)
-
-
-def total(chosen: Sequence[Choice], bound: Bound) -> int:
-    """The sum that a bound limits."""
-    return bound.fixed + sum(chosen[g].held * n for g, n in bound.others) + chosen[bound.graph].peak
+        change: Ints = np.outer(self.waits[graph], self.held[graph] - plan.held)
+        return change + self.peak[graph] - self._needed(graph, [plan])

@@ -186,15 +186,18 @@ class Leaf:
             self.situations.items(), key=lambda item: item[1].in_loss_backward + sum(n * o.held for o, n in item[0])
         )[1]
 
-    def tail(self, sizes: Resize = AS_SEEN, since_loss: int | None = None) -> Tail | None:
-        """What happens between its forward and its backward: as it was seen, or else as its plan has it."""
+    def tail(
+        self, sizes: Resize = AS_SEEN, since_loss: int | None = None, loss: tuple[int, int] | None = None
+    ) -> Tail | None:
+        """What happens between its forward and its backward: as it was seen (`loss` bytes), or as its plan has it."""
         if not self.seen:
             return self.partitioner.budget.tail
-        loss = self.loss.at(sizes)
+        seen = self.loss.at(sizes)
+        forward, backward = loss or (seen.forward_bytes, seen.backward_bytes)
         kept = int(self.since_loss * sizes.most) if since_loss is None else since_loss
         if self.again:  # the loss has run backward before anything but outputs is there
             return Tail.of_checkpoint(self.outputs)
-        return Tail(self.keeps_outputs, loss.forward_bytes, 0, loss.backward_bytes, kept, loss.reads_outputs)
+        return Tail(self.keeps_outputs, max(0, forward), 0, max(0, backward), kept, seen.reads_outputs)
 
     def latest(self) -> Leaf:
         """What stands for it now."""

@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from optpass.backend.memory import words
-from optpass.backend.memory.allot import Bound, Choice, above, choices_of, excess, select, total
+from optpass.backend.memory.allot import above, choices_of, select
+from optpass.backend.memory.bounds import Bound, Choice, beside, excess, total
 from optpass.backend.memory.budget import ENGINE_BYTES
 from optpass.backend.memory.filing import predict_anew
-from optpass.backend.memory.leaves import Leaf, Share, Stores, parameters_of
+from optpass.backend.memory.leaves import Beside, Leaf, Share, Stores, parameters_of
 from optpass.backend.memory.optimizing import Optimizing
 from optpass.backend.memory.replay import StepReplay
 from optpass.backend.memory.runs import Steps
@@ -89,11 +90,8 @@ def _share_out(step: Step, chosen: Sequence[Choice], worst: int, over: int) -> N
     """Give each graph what it may use for the plan chosen for it, unless that in force is as good."""
     words.planned_together(step, chosen, worst, over)
     for i, leaf in enumerate(step.leaves):
-        share = _share(step, i, chosen)
-        room = leaf.partitioner.budget.bytes - ENGINE_BYTES - share.statics.total
-        room -= 0 if share.tail is None else share.tail.kept_bytes
-        if not _does(step.present[i], chosen[i], room):
-            leaf.share = share
+        if not _does(step, i, chosen, over):
+            leaf.share = _share(step, i, chosen)
             _plan_always(leaf)
 
 
@@ -117,9 +115,11 @@ def _predict_anew(step: Step) -> None:
         predict_anew(leaf.partitioner, max(most + ENGINE_BYTES, step.at_optimizer))
 
 
-def _does(present: Choice, chosen: Choice, room: int) -> bool:
-    """Whether the plan in force is as good as the one that was chosen."""
-    return present.held <= chosen.held and present.peak <= room and present.seconds <= 1.02 * chosen.seconds
+def _does(step: Step, index: int, chosen: Sequence[Choice], over: int) -> bool:
+    """Whether the plan in force of graph `index` is as good as the one that was chosen."""
+    present = step.present[index]
+    fits = excess([*chosen[:index], present, *chosen[index + 1 :]], step.bounds) <= max(0, over)
+    return fits and present.held <= chosen[index].held and present.seconds <= 1.02 * chosen[index].seconds
 
 
 def _alone(leaf: Leaf) -> bool:
@@ -147,15 +147,14 @@ def _seen(leaves: Sequence[Leaf]) -> Step:
     bounds = []
     for leaf in leaves:
         limit = leaf.partitioner.budget.bytes - ENGINE_BYTES
-        for others, beside in leaf.situations.items():
+        for others, situation in leaf.situations.items():
             counts: Counter[int] = Counter()
             for other, n in others:
                 if other.latest() in index:
                     counts[index[other.latest()]] += n
             around = tuple(sorted(counts.items()))
-            more = max(0, beside.behind - leaf.loss.backward_bytes)  # than in the situation that its plan is made for
-            fixed = always.total + beside.most + more
-            bounds.append(Bound(index[leaf], around, fixed, limit, beside.since_loss or 0))
+            fixed, since = always.total + situation.most, situation.since_loss or 0
+            bounds.append(Bound(index[leaf], around, fixed, limit, since, _loss_in(leaf, situation)))
     present = [_present(leaf) for leaf in leaves]
     inputs = max((b.other for leaf in leaves for b in leaf.situations.values()), default=0)
     left = max((leaf.left for leaf in leaves), default=0)
@@ -163,31 +162,37 @@ def _seen(leaves: Sequence[Leaf]) -> Step:
     return Step(leaves, always, at_optimizer, optimizer.name, bounds, present)
 
 
+def _loss_in(leaf: Leaf, situation: Beside) -> tuple[int, int]:
+    """What the loss of a graph needs in a situation, in its forward and in its backward."""
+    return situation.in_loss - situation.most, max(leaf.retained, situation.behind)
+
+
 def _present(leaf: Leaf) -> Choice:
-    """The plan in force, with the loss as it was seen."""
+    """The plan in force, beside the loss as it was seen."""
     outcome = leaf.partitioner.outcome
     seconds = outcome.plan.recompute_seconds if outcome.plan is not None else 0.0
     if outcome.replayed is None:
         return Choice(0, leaf.held, seconds)
-    return Choice(_own_peak(leaf, outcome.replayed), max(leaf.held, 0), seconds)
-
-
-def _own_peak(leaf: Leaf, replayed: StepReplay) -> int:
     if not leaf.seen:
-        return replayed.peak_bytes
-    handed, tail = replayed.handed_bytes, leaf.partitioner.budget.tail
+        return Choice(outcome.replayed.peak_bytes, max(leaf.held, 0), seconds)
+    handed, lent = outcome.replayed.handed_bytes, leaf.kept_outputs if leaf.keeps_outputs else 0
     # Outputs that are saved, too, do not go when the caller lets go of them.
-    released = min(leaf.outputs, max(0, handed - sum(replayed.saved_bytes.values())))
+    released = min(leaf.outputs, max(0, handed - sum(outcome.replayed.saved_bytes.values())))
+    handed = leaf.outputs if leaf.again else handed
+    later = handed if leaf.loss.reads_outputs else handed - max(0, released - lent)
+    return Choice(_own_peak(leaf, outcome.replayed, lent), max(leaf.held, 0), seconds, handed, later)
+
+
+def _own_peak(leaf: Leaf, replayed: StepReplay, lent: int) -> int:
+    """The peak of its forward and its backward, where the caller keeps `lent` bytes of its outputs."""
+    tail = leaf.partitioner.budget.tail
     kept = 0 if tail is None else tail.kept_bytes
-    lent = leaf.kept_outputs if leaf.keeps_outputs else 0
-    running, now = 0, _before_loss(leaf)
+    peak, now = 0, _before_loss(leaf)
     for moment in replayed.timeline:
         now = -kept if moment.label == TANGENTS else now
         live = moment.live_bytes + now - max(0, moment.lent_bytes - lent)
-        running = max(running, live) if moment.label not in BETWEEN else running
-    handed = leaf.outputs if leaf.again else handed
-    later = handed if leaf.loss.reads_outputs else handed - max(0, released - lent)
-    return max(running, handed + leaf.loss.forward_bytes, later + leaf.loss.backward_bytes)
+        peak = max(peak, live) if moment.label not in BETWEEN else peak
+    return peak
 
 
 def _before_loss(leaf: Leaf) -> int:
@@ -206,36 +211,38 @@ def _choices(step: Step) -> list[list[Choice]]:
         assert search is not None and replayed is not None  # it has a plan
         tangents = sum(s.bytes for s in search.problem.storages if s.tangent)
         tail, before = leaf.tail(since_loss=0), _before_loss(leaf)
-        between = search.problem.tail
+        between, released = search.problem.tail, 0
         if tail is not None:
             outputs = sum(search.problem.storages[s].bytes for s in search.problem.forward_outputs)
             between, search.problem.outputs_held = tail.beside(tangents, outputs), tail.holds_outputs
             search.problem.kept = tail.kept_bytes
+            released = 0 if tail.holds_outputs or tail.reads_outputs else outputs
         less = max(0, partitioner.counted - replayed.peak_bytes) if partitioner.executor == "inductor" else 0
-        choices = choices_of(search, between, less, _waits(step, i) and not leaf.again, before)
+        choices = choices_of(search, between, less, _waits(step, i) and not leaf.again, before, released)
         if leaf.again:
-            loss = leaf.outputs + max(leaf.loss.forward_bytes, leaf.loss.backward_bytes)
-            choices = [replace(one, peak=max(one.peak, loss), held=leaf.held) for one in choices]
+            choices = [replace(one, held=leaf.held, handed=leaf.outputs, later=leaf.outputs) for one in choices]
         found.append(choices)
     return found
 
 
 def _share(step: Step, index: int, chosen: Sequence[Choice]) -> Share:
     """What graph `index` may use beside the others' chosen plans."""
-    leaf = step.leaves[index]
-    at_peak = max(
-        (b for b in step.bounds if b.graph == index), key=lambda b: total(chosen, b) - chosen[index].peak
-    )  # fmt: skip
+    leaf, plan = step.leaves[index], chosen[index]
+    own = [b for b in step.bounds if b.graph == index]
+    at_peak = max(own, key=lambda b: total(chosen, b))
     since = 0 if leaf.again else at_peak.since_loss  # the loss is over before it begins
-    beside = at_peak.fixed - since - step.always.total
-    gradients = min(beside, max(b.gradients for b in leaf.situations.values()))
+    there = at_peak.fixed - since - step.always.total
+    gradients = min(there, max(b.gradients for b in leaf.situations.values()))
     others = sum(chosen[g].held * n for g, n in at_peak.others)
-    statics = replace(step.always, gradients=gradients, inputs=beside - gradients, activations=others)
+    statics = replace(step.always, gradients=gradients, inputs=there - gradients, activations=others)
     room = at_peak.limit - statics.total
-    follow = max(0, room - chosen[index].held) if _waits(step, index) and not leaf.again else 0
-    search, frozen = leaf.partitioner.search, chosen[index].state
+    # Where its loss runs, or others do, no more may be held than what is left then.
+    elsewhere = [room - b.limit + beside(chosen, b) + b.with_loss(plan) - plan.held for b in own if b is not at_peak]
+    follow = max(0, room - plan.held if _waits(step, index) else 0, *elsewhere)
+    search, frozen = leaf.partitioner.search, plan.state
     state = None if search is None or frozen is None else (len(search.problem.operations), frozen)
-    return Share(statics, leaf.tail(since_loss=since), follow, step.at_optimizer, step.optimizer, state)
+    tail = leaf.tail(since_loss=since, loss=at_peak.loss)
+    return Share(statics, tail, 0 if leaf.again else follow, step.at_optimizer, step.optimizer, state)
 
 
 def _waits(step: Step, index: int) -> bool:

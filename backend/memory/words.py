@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from optpass.backend.memory.allot import Choice, total
+from optpass.backend.memory.bounds import Choice, total
 from optpass.backend.memory.budget import ENGINE_BYTES
 from optpass.backend.memory.filing import add_note
 from optpass.backend.memory.leaves import Leaf
@@ -86,8 +86,8 @@ def infeasible(step: Step, chosen: Sequence[Choice], over: int) -> BudgetInfeasi
         f"{budget + over} bytes ({format_bytes(budget + over)}), budget {budget} bytes: {format_bytes(worst.fixed)} "
         f"parameters, gradients, optimizer state and inputs, {format_bytes(others)} held by "
         f"{sum(n for _, n in worst.others)} runs that wait for their backward, and "
-        f"{format_bytes(chosen[worst.graph].peak)} while one runs. Compile the whole model as one graph, or use a "
-        "smaller micro-batch."
+        f"{format_bytes(worst.needed(chosen[worst.graph]))} while one runs. Compile the whole model as one graph, or "
+        "use a smaller micro-batch."
     )
     return BudgetInfeasibleError(text, floor_bytes=budget + over, budget_bytes=budget)
 

@@ -16,7 +16,8 @@ import optpass
 from optpass.backend.compat.memory_autograd import running_backward
 from optpass.backend.compat.memory_backward import held_by_nodes, watch_backwards
 from optpass.backend.memory import allot
-from optpass.backend.memory.allot import Bound, Choice, above, choices_of, excess, select
+from optpass.backend.memory.allot import above, choices_of, select
+from optpass.backend.memory.bounds import Bound, Choice, excess
 from optpass.backend.memory.eager_part import loss_of
 from optpass.backend.memory.measure import measure_peak, storage_bytes
 from optpass.passes.memory.search import Search
@@ -267,8 +268,8 @@ def test_plans_are_selected_together():
 
 def test_two_plans_are_exchanged_at_once_and_the_next_is_known():
     """The best plan for its bytes leaves no room for another one, which saves more."""
-    slow = Choice(peak=0, held=0, seconds=9.0)
-    choices = [[slow, Choice(0, 6, 3.0)], [slow, Choice(0, 9, 2.0)]]
+    slow = Choice(0, 0, 9.0, 0, 0)
+    choices = [[slow, Choice(0, 6, 3.0, 0, 0)], [slow, Choice(0, 9, 2.0, 0, 0)]]
     bounds = [Bound(0, ((0, 1), (1, 1)), 0, 10)]
     chosen = select(choices, [1, 1], bounds)
     assert [c.held for c in chosen] == [0, 9]
