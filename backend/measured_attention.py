@@ -64,7 +64,8 @@ def measure(problem: Problem, kernel: str = "", computed_in: torch.dtype | None 
 
     def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if kernel == "blocks":
-            return attention_in_blocks(q, k, v, mask, problem.mask == "causal", problem.head_dim**-0.5)
+            causal, scale, wide = problem.mask == "causal", problem.head_dim**-0.5, problem.keeps_wide
+            return attention_in_blocks(q, k, v, mask, causal, scale, wide=wide)
         query, key, value, added = *(t.to(computed_in or t.dtype) for t in (q, k, v)), mask
         if added is not None and added.is_floating_point():
             added = added.to(computed_in or added.dtype)

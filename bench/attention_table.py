@@ -211,6 +211,7 @@ def _problem(meter: Meter, point: Point, mask: MaskKind) -> Problem:
     return Problem(
         device=meter.device, dtype=getattr(torch, meter.dtype), batch=1, heads=point.heads, kv_heads=point.heads,
         queries=point.queries, keys=point.keys, head_dim=point.dim, value_dim=point.dim, mask=mask,
+        score_dtype=getattr(torch, meter.dtype),
         mask_numel=point.queries * point.keys if mask == "float" else 0, training=meter.training,
     )  # fmt: skip
 

@@ -54,3 +54,8 @@ class Problem:
     dropout: float = 0.0
     training: bool = False
     score_dtype: torch.dtype = torch.float32
+
+    @property
+    def keeps_wide(self) -> bool:
+        """Whether the program's backward has weights that are wider than its operands."""
+        return self.training and self.score_dtype.itemsize > self.dtype.itemsize

@@ -102,20 +102,23 @@ class Region:
             last = min(self.rows, first + self.block_rows)
             yield Block(heads, slice(first, last), min(last, self.keys) if self.causal else self.keys)
 
-    def rooms(self, *names: str) -> list[dict[str, Tensor]]:
+    def rooms(self, *names: str, wide: bool = False) -> list[dict[str, Tensor]]:
         """Memory of a block for each name, for each worker, in one piece, which allocators keep rather than return.
 
         Results of products are held but not handed out where those come in memory of their own: workers' is not seen by
-        whoever counts what the caller allocates. What a float mask is added in comes by itself.
+        whoever counts what the caller allocates. What a float mask is added in comes by itself; `wide`: what weights
+        are made in before they are rounded, as well.
         """
         size = min(self.block_heads, self.batch * self.heads) * self.block_rows * self.keys
         self._held = self.query.new_empty(self.workers * len(names) * size).view(self.workers, len(names), size)
         handed = [self.products.writes or name not in _OF_PRODUCTS for name in names]
         rooms = [dict(compress(zip(names, piece.unbind(), strict=True), handed)) for piece in self._held.unbind()]
-        if self.mask is not None and (wide := _wide(self.mask, self.query.dtype)) != self.query.dtype:
-            for room, piece in zip(
-                rooms, self.query.new_empty(self.workers, 2, size, dtype=wide).unbind(), strict=True
-            ):
+        narrow = self.query.dtype
+        dtype = torch.promote_types(narrow, torch.float32) if wide else narrow
+        dtype = dtype if self.mask is None else torch.promote_types(dtype, _wide(self.mask, narrow))
+        if dtype != narrow:
+            pieces = self.query.new_empty(self.workers, 2, size, dtype=dtype).unbind()
+            for room, piece in zip(rooms, pieces, strict=True):
                 room["added"], room["softmax"] = piece.unbind()
         return rooms
 
@@ -142,7 +145,8 @@ class Region:
     def weights(self, block: Block, room: Mapping[str, Tensor]) -> Tensor:
         """The softmax of a block, in the room for 'scores'.
 
-        The room for 'bounded' gets the hyperbolic tangent of the scores, where there is a softcap.
+        The room for 'bounded' gets the hyperbolic tangent of the scores, where there is a softcap; that for 'softmax',
+        where there is one, the weights before they are rounded.
         """
         shape = (block.heads.stop - block.heads.start, block.queries.stop - block.queries.start, block.keys)
         key = self.key[block.heads, : block.keys].transpose(1, 2)
@@ -155,14 +159,13 @@ class Region:
         if self._above is not None and block.queries.start < block.keys:
             _hide(scores[:, :, block.queries.start :], self._above)
         mask = self._masking(block)
-        if mask is None:
-            return torch.softmax(scores, -1, out=scores)
-        if mask.dtype == torch.bool:
+        if mask is not None and mask.dtype == torch.bool:
             torch.where(mask, scores, self._hidden, out=scores)
-            return torch.softmax(scores, -1, out=scores)
+            mask = None
         if "added" not in room:
-            return torch.softmax(scores.add_(mask), -1, out=scores)
-        wide = room_of(room, "added", scores).copy_(scores).add_(mask)
+            return torch.softmax(scores if mask is None else scores.add_(mask), -1, out=scores)
+        wide = room_of(room, "added", scores).copy_(scores)
+        wide = wide if mask is None else wide.add_(mask)
         return scores.copy_(torch.softmax(wide, -1, out=room_of(room, "softmax", scores)))  # in place takes 1.15 times
 
     def _masking(self, block: Block) -> Tensor | None:

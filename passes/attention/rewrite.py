@@ -90,7 +90,8 @@ class Rewrite:
             device = self.plan.site.output.tensor.device
             seed = self.writer.call(torch.randint, 0, 2**63 - 1, (1,), dtype=torch.int64, device=device)
             arguments += [self.plan.site.dropout, seed]
-        result = self.writer.call(blocks.OPERATOR, *arguments)
+        wide: dict[str, Any] = {"wide": True} if self.plan.problem.keeps_wide else {}
+        result = self.writer.call(blocks.OPERATOR, *arguments, **wide)
         return self._finish(self._differentiable(result, (query, key, value, mask), *arguments[5:7]), rows)
 
     def flex(self, attach: Callable[[str, fx.GraphModule], fx.Node]) -> fx.Node:

@@ -20,6 +20,7 @@ from optpass.passes.attention.gate.table import Figures, Table, factor, per_scor
 from optpass.passes.attention.problem import Problem
 from optpass.passes.attention.team import workers
 from optpass.passes.devices import DeviceSpec
+from optpass.passes.processor import multiplied_in
 from optpass.units import format_seconds
 
 #: How a causal or bool mask reaches the inner compiler: read from memory, or computed from positions. A float mask is
@@ -37,6 +38,9 @@ _CHUNK = 64
 #: to 1, torch's flash attention alike; 0.2 to 0.9 in float32 where operators share, for they are of one head there.
 _SHARED_HEADS = 0.9
 _SHARED_OPERATORS: Mapping[str, float] = {"float32": 0.5, "bfloat16": 0.9}
+#: What attention in blocks takes longer where its backward has weights in float32 (`Problem.keeps_wide`): 1.05 to 1.11
+#: times, measured in bfloat16 at lengths of 256 to 2048.
+_WIDE = 1.1
 #: Fewer scores than this take longer to call than to compute, whatever the tables extrapolate to.
 _FEW: Mapping[str, int] = {"blocks": 1 << 19}
 #: Targets in words.
@@ -128,6 +132,8 @@ def fused(
         ns = _per_score(found.table, figures, problem, extra | _ops(problem), regions)
         ns *= published.visited(problem, kernel) if window else _causal(problem, found.table, figures)
         shared = _shared(problem) if kernel == "blocks" else 1.0
+        rounds = problem.keeps_wide and multiplied_in(problem.dtype) == problem.dtype
+        ns *= _WIDE if kernel == "blocks" and rounds else 1.0
         return Price(_total(problem, found.table, ns * measured.times, shared), measured.fit, found.source)
     estimated = None if problem.device == "cpu" else published.fused_seconds(problem, kernel, spec)
     if estimated is None:

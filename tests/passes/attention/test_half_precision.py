@@ -11,8 +11,11 @@ from torch import Tensor
 
 import optpass
 from optpass.backend.measured_attention import measure
+from optpass.passes.attention import gate
 from optpass.passes.attention.blocks import attention_in_blocks
+from optpass.passes.attention.gate import Verdict
 from optpass.passes.attention.problem import Problem
+from optpass.passes.attention.regions import Region
 
 pytestmark = pytest.mark.usefixtures("clean")
 
@@ -53,6 +56,10 @@ def errors(found: list[Tensor], right: list[Tensor]) -> list[float]:
 
 def call(gm: Any, _: Any) -> Any:
     return gm
+
+
+def only_blocks(problem: Any, target: str, *_: Any, **__: Any) -> Verdict:
+    return Verdict(target == "blocks", 1.0, 2.0, "", "")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -107,6 +114,52 @@ def test_blocks_take_a_common_mean_of_values_apart(mean: float, written: Callabl
     right = gradients(written, tensors, torch.float64, grad)
     found, eager = (errors(gradients(f, tensors, torch.bfloat16, grad), right) for f in (ours, written))
     assert all(one <= 1.05 * other for one, other in zip(found, eager, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["plain", "causal", "bool", "float", "softcap"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_blocks_pass_a_softmax_in_float32_as_the_program_does(dtype: torch.dtype, kind: str) -> None:
+    tensors, grad = [torch.randn(2, 3, 160, 64).to(dtype) for _ in range(3)], torch.randn(2, 3, 160, 64).to(dtype)
+    seen = torch.rand(160, 160) > 0.3
+    bias = torch.randn(2, 1, 160, 160)
+    cap = 20.0 if kind == "softcap" else 0.0
+
+    def written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT * SCALE
+        scores = cap * torch.tanh(scores / cap) if cap else scores
+        if kind in ("causal", "bool"):
+            scores = scores.masked_fill(~(seen.tril() if kind == "causal" else seen).logical_or(causal), -torch.inf)
+        scores = scores + bias.to(scores.dtype) if kind == "float" else scores
+        return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(v.dtype) @ v
+
+    causal = torch.ones(160, 160, dtype=torch.bool).tril() if kind == "causal" else torch.eye(160, dtype=torch.bool)
+    mask = {"bool": seen.logical_or(causal), "float": bias.to(dtype)}.get(kind)
+
+    def in_blocks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention_in_blocks(q, k, v, mask, kind == "causal", SCALE / (cap or 1.0), cap, wide=True)
+
+    right = gradients(written, tensors, torch.float64, grad)
+    found, eager = (errors(gradients(f, tensors, dtype, grad), right) for f in (in_blocks, written))
+    assert all(one <= 1.005 * other for one, other in zip(found, eager, strict=True))
+
+
+@pytest.mark.parametrize("written", [plain, upcast])
+def test_the_softmax_is_passed_in_the_dtype_that_it_is_written_in(
+    written: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "decide", only_blocks)
+    tensors = [torch.randn(1, 2, 96, 64).bfloat16().requires_grad_() for _ in range(3)]
+    calls: list[bool] = []
+    kept = Region.rooms
+
+    def rooms(self: Region, *names: str, wide: bool = False) -> Any:
+        calls.append(wide)
+        return kept(self, *names, wide=wide)
+
+    monkeypatch.setattr(Region, "rooms", rooms)
+    torch.compile(written, backend="optpass", options={"inner": "aot_eager"})(*tensors).sum().backward()
+    assert len(optpass.report().sites("attention")) == 1
+    assert calls == [False, written is upcast]
 
 
 def test_blocks_keep_a_mean_that_is_not_finite_to_its_head() -> None:
