@@ -9,8 +9,9 @@ bounds hold.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,45 +21,64 @@ from optpass.passes.memory.problem import Problem
 from optpass.passes.memory.schedule import State, Timeline
 from optpass.passes.memory.search import Search
 
+T = TypeVar("T")
+
 #: What is added between forward and backward, in parts of the peak, to find plans that hold less and less; and the same
 #: for graphs of more than so many operations, whose search takes seconds.
 PRESSURES, PRESSURES_LARGE, LARGE = (0.0, 0.25, 0.5, 0.75, 1.0), (0.0, 1.0), 1000
-#: Plans of one graph that are compared; of more, those that lie evenly.
-MOST_PLANS = 120
+#: Plans of one graph that are compared, and for its floor alone; of more, those that lie evenly.
+MOST_PLANS, LEAST_PLANS = 120, 16
 #: Of two graphs with so many pairs of plans, times the bounds, both plans are not exchanged at once; nor for less than
 #: this part of the seconds.
 MOST_PAIRS, LEAST_SAVED = 500_000, 1e-3
 
 
+@dataclass(frozen=True)
+class Around:
+    """What is known of the step around a graph.
+
+    Attributes:
+        less: bytes that the peak is less by in what the inner compiler generates.
+        released: bytes of outputs that are gone when the loss runs backward.
+        given: storages of what callers gave it, parameters aside, and their bytes.
+    """
+
+    less: int = 0
+    released: int = 0
+    given: Mapping[int, int] = field(default_factory=dict)
+
+
+NOTHING_AROUND = Around()
+
+
 def choices_of(
-    known: Search, tail: int, less: int = 0, waits: bool = True, before: int = 0, released: int = 0
+    known: Search, tail: int, around: Around = NOTHING_AROUND, *, waits: bool = True, brief: bool = False
 ) -> list[Choice]:
-    """Plans that no other is better than in all three figures.
+    """Plans that no other is better than in all figures.
 
     Args:
         known: a search of the graph; the tail of its problem is changed for others, and set to `tail` in the end.
         tail: as in `Problem`.
-        less: bytes that the peak is less by in what the inner compiler generates.
-        released: bytes of outputs that are gone when the loss runs backward.
-        before: bytes that are there before the loss and not behind it.
         waits: other graphs run between its forward and its backward, so that it matters what it holds then.
+        brief: few plans, those on the search's way down.
     """
-    problem = known.problem
+    problem, most = known.problem, LEAST_PLANS if brief else MOST_PLANS
     pressures = PRESSURES if len(problem.operations) <= LARGE else PRESSURES_LARGE
-    found: dict[tuple[int, int], Choice] = {}
+    found: dict[tuple[int, ...], Choice] = {}
     peak = 0
     for pressure in pressures if waits else pressures[:1]:
         problem.tail = tail + int(pressure * peak)
         search = known if known.holds else Search(problem, known=SEARCHES)
         peak = peak or search.unconstrained
         schedule = search.schedule
-        states = [search.state_at(point.moves) for point in search.way.points]
-        states += [plan.state for plan in search.refilled()]
+        points = _evenly(search.way.points, most) if brief else search.way.points
+        states = [search.state_at(point.moves) for point in points]
+        states += [] if brief else [plan.state for plan in search.refilled()]
         outputs = {s: problem.storages[s].bytes for s in problem.forward_outputs}
         base = schedule.run(search.start).recomputed_s
-        for state in _evenly(states):
-            choice = _choice(problem, schedule.run(state), outputs, released, less, base, before)
-            key = choice.peak, choice.held
+        for state in _evenly(states, most):
+            choice = _choice(problem, schedule.run(state), outputs, around, base)
+            key = choice.peak, choice.forward, choice.held, choice.reads + choice.returns
             if key not in found or choice.seconds < found[key].seconds:
                 found[key] = replace(choice, state=state.frozen())
     problem.tail = tail
@@ -73,7 +93,7 @@ def light(search: Search, runs: int = 1, room: int = 0) -> Timeline:
     between = tail + sum(s.bytes for s in search.problem.storages if s.tangent)
 
     def needed(choice: Choice) -> int:
-        return max(choice.peak, choice.held + between) + runs * choice.held
+        return max(choice.peak, choice.forward, choice.held + between) + runs * choice.held
 
     fitting = [choice for choice in choices if needed(choice) + runs * tail <= room]
     fastest = min(fitting, key=lambda choice: (choice.seconds, needed(choice)), default=None)
@@ -83,33 +103,33 @@ def light(search: Search, runs: int = 1, room: int = 0) -> Timeline:
 
 
 def _choice(
-    problem: Problem,
-    timeline: Timeline,
-    outputs: Mapping[int, int],
-    released: int,
-    less: int,
-    base: float,
-    before: int,
-) -> Choice:
+    problem: Problem, timeline: Timeline, outputs: Mapping[int, int], around: Around, base: float
+) -> Choice:  # fmt: skip
     kept = sum(problem.storages[s].bytes for s in timeline.saved if s not in outputs)
-    inside = max(int(timeline.forward.max(initial=0)) + before, int(timeline.backward.max(initial=0)))
-    held = kept + sum(outputs.values())
-    return Choice(inside - less, held, max(0.0, timeline.recomputed_s - base), held, held - released)
+    returns = sum(outputs[s] for s in timeline.saved if s in outputs)
+    held, peak = kept + sum(outputs.values()), int(timeline.backward.max(initial=0)) - around.less
+    forward = int(timeline.forward.max(initial=0)) - around.less
+    read = {s for i in timeline.steps for s in problem.operations[i].inputs} if around.given else set()
+    reads = sum(size for s, size in around.given.items() if s in read)
+    later = held - max(0, around.released - returns)
+    return Choice(peak, held, max(0.0, timeline.recomputed_s - base), held, later, forward, reads, returns)
 
 
-def _evenly(items: list[State]) -> list[State]:
-    if len(items) <= MOST_PLANS:
-        return items
-    return [items[len(items) * i // MOST_PLANS] for i in range(MOST_PLANS)]
+def _evenly(items: Sequence[T], most: int) -> list[T]:
+    """At most so many, the first and the last one among them."""
+    if len(items) <= most:
+        return list(items)
+    return [items[(len(items) - 1) * i // (most - 1)] for i in range(most)]
 
 
 def _best(choices: list[Choice]) -> list[Choice]:
     """Those that no other is at most as large and as slow as."""
-    kept: list[Choice] = []
+    kept: list[tuple[Choice, tuple[int, ...]]] = []
     for choice in sorted(choices, key=lambda c: (c.seconds, c.held, c.peak)):
-        if not any(k.peak <= choice.peak and k.held <= choice.held for k in kept):
-            kept.append(choice)
-    return kept
+        sizes = choice.peak, choice.forward, choice.held, choice.reads + choice.returns
+        if not any(all(k <= size for k, size in zip(known, sizes, strict=True)) for _, known in kept):
+            kept.append((choice, sizes))
+    return [choice for choice, _ in kept]
 
 
 def select(choices: Sequence[Sequence[Choice]], runs: Sequence[int], bounds: Sequence[Bound]) -> list[Choice]:
@@ -137,6 +157,11 @@ def select(choices: Sequence[Sequence[Choice]], runs: Sequence[int], bounds: Seq
     return [plans[i] for plans, i in zip(choices, best, strict=True)]
 
 
+def least(choices: Sequence[Sequence[Choice]], runs: Sequence[int], bounds: Sequence[Bound]) -> list[Choice]:
+    """A plan for each graph, so that the largest of the sums is as small as was found."""
+    return select(choices, runs, [replace(bound, limit=0) for bound in bounds])
+
+
 def above(
     chosen: Sequence[Choice], choices: Sequence[Sequence[Choice]], runs: Sequence[int], bounds: Sequence[Bound]
 ) -> int | None:
@@ -156,26 +181,25 @@ class _Sums:
 
     Attributes:
         held, seconds: of the plans of each graph.
-        peak: of the same, what they need in those of the bounds that are their own: [bounds, plans].
+        parts: of the same, what they add to each of the bounds: [bounds, plans].
     """
 
     def __init__(self, choices: Sequence[Sequence[Choice]], runs: Sequence[int], bounds: Sequence[Bound]) -> None:
         self.choices, self.runs, self.bounds = choices, runs, bounds
         self.held = [np.array([c.held for c in plans], dtype=np.int64) for plans in choices]
         self.seconds = [np.array([c.seconds for c in plans]) for plans in choices]
-        #: How often a graph waits in each bound.
-        self.waits = np.zeros((len(choices), len(bounds)), dtype=np.int64)
-        for i, bound in enumerate(bounds):
-            for graph, times in bound.others:
-                self.waits[graph, i] += times
-        self.peak = [self._needed(graph, plans) for graph, plans in enumerate(choices)]
+        self.own = [np.array([bound.graph == graph for bound in bounds], dtype=bool) for graph in range(len(choices))]
+        self.parts = [self._parts(graph, plans) for graph, plans in enumerate(choices)]
 
-    def _needed(self, graph: int, plans: Sequence[Choice]) -> Ints:
-        needed = np.zeros((len(self.bounds), len(plans)), dtype=np.int64)
+    def _parts(self, graph: int, plans: Sequence[Choice]) -> Ints:
+        parts = np.zeros((len(self.bounds), len(plans)), dtype=np.int64)
         for i, bound in enumerate(self.bounds):
             if bound.graph == graph:
-                needed[i] = [bound.needed(plan) for plan in plans]
-        return needed
+                parts[i] += [bound.needed(plan) for plan in plans]
+            for other, times in bound.others:
+                if other == graph:
+                    parts[i] += [bound.waiting(graph, times, plan) for plan in plans]
+        return parts
 
     def exchanged(self, over: Ints, graph: int, plan: Choice) -> Ints:
         """For each plan of `graph`, what the worst bound is broken by where it takes the place of `plan`, with which
@@ -223,7 +247,7 @@ class _Sums:
             for graph, i in enumerate(places):
                 plan, times = self.choices[graph][i], self.runs[graph]
                 saved = (plan.seconds - self.seconds[graph]) * times
-                rise = (self.peak[graph] - self._needed(graph, [plan])).max(axis=0, initial=0)
+                rise = self._change(graph, plan)[self.own[graph]].max(axis=0, initial=0)
                 more = np.maximum(self.held[graph] - plan.held, 0) * times + rise
                 fits = (saved > 0) & (self.exchanged(over, graph, plan) <= max(0, now))
                 score = np.where(fits, saved / (more + 1), 0.0)
@@ -256,5 +280,5 @@ class _Sums:
 
     def _change(self, graph: int, plan: Choice) -> Ints:
         """By how much more each bound is broken with each plan of `graph` in the place of `plan`."""
-        change: Ints = np.outer(self.waits[graph], self.held[graph] - plan.held)
-        return change + self.peak[graph] - self._needed(graph, [plan])
+        change: Ints = self.parts[graph] - self._parts(graph, [plan])
+        return change

@@ -7,7 +7,7 @@ part of the bound of that situation, and not of the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,10 +23,13 @@ class Choice:
     """One plan of one graph.
 
     Attributes:
-        peak: bytes while it runs itself, above what is held beside it.
+        peak: bytes while its backward runs, above what is held beside it.
         held: bytes that it holds from its forward to its backward.
         seconds: of what it computes again.
         handed, later: what is there of it while its loss runs forward, and backward; None for `held`.
+        forward: bytes while its forward runs.
+        reads: bytes of what callers gave it that its backward reads, parameters aside.
+        returns: bytes of its outputs that it has saved, too.
         state: of the search, where known.
     """
 
@@ -35,6 +38,9 @@ class Choice:
     seconds: float
     handed: int | None = None
     later: int | None = None
+    forward: int = 0
+    reads: int = 0
+    returns: int = 0
     state: FrozenState | None = field(default=None, compare=False, repr=False)
 
 
@@ -42,12 +48,18 @@ class Choice:
 class Bound:
     """`fixed` + what the `others` hold + what `graph` needs, itself or with its loss, must be at most `limit`.
 
+    Callers had let go of outputs of the others when the situation was seen, which `fixed` is less for: plans that save
+    them, or of a graph that was given them and reads them, hold them on.
+
     Attributes:
         graph: index.
         others: (index, number of runs).
         since_loss: part of `fixed` that is there from the loss on; negative where something has gone by then.
         loss: bytes that the loss needs in its forward and in its backward, above `fixed` and what is there of the
             graph.
+        before: bytes that are there in the forward above `fixed`; negative for less.
+        gone: bytes of outputs of the others that were gone in the backward.
+        handed_on: those of them that had been given to graphs, by index.
     """
 
     graph: int
@@ -56,16 +68,29 @@ class Bound:
     limit: int
     since_loss: int = 0
     loss: tuple[int, int] = (0, 0)
+    before: int = 0
+    gone: int = 0
+    handed_on: Mapping[int, int] = field(default_factory=dict)
 
     def needed(self, choice: Choice) -> int:
         """Bytes of the graph with this plan, above what is held beside it."""
-        return max(choice.peak, self.with_loss(choice))
+        backward = choice.peak + self.holds_on(self.graph, choice)
+        return max(choice.forward + self.before, backward, self.with_loss(choice))
 
     def with_loss(self, choice: Choice) -> int:
         """The same while its loss runs."""
         handed = choice.held if choice.handed is None else choice.handed
         later = choice.held if choice.later is None else choice.later
-        return max(handed + self.loss[0], later + self.loss[1])
+        return max(handed + self.loss[0], later + self.holds_on(self.graph, choice) + self.loss[1])
+
+    def waiting(self, graph: int, times: int, choice: Choice) -> int:
+        """Bytes of so many runs of another graph with this plan."""
+        returned = 0 if graph == self.graph else self.holds_on(graph, choice)
+        return choice.held * times + returned + min(self.gone, choice.returns * times)
+
+    def holds_on(self, graph: int, choice: Choice) -> int:
+        """Bytes that were gone, and are not with this plan of a graph that was given them and reads them."""
+        return min(self.handed_on.get(graph, 0), choice.reads)
 
 
 def plan_excess(chosen: Sequence[Choice], bounds: Sequence[Bound]) -> Ints:
@@ -85,4 +110,4 @@ def total(chosen: Sequence[Choice], bound: Bound) -> int:
 
 def beside(chosen: Sequence[Choice], bound: Bound) -> int:
     """The part of it that does not depend on the plan of the bound's own graph."""
-    return bound.fixed + sum(chosen[g].held * n for g, n in bound.others)
+    return bound.fixed + sum(bound.waiting(g, n, chosen[g]) for g, n in bound.others)

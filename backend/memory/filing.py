@@ -41,16 +41,24 @@ def record_of(partitioner: BudgetPartitioner, seconds: float = 0.0) -> PassRecor
     return record
 
 
-def predict_anew(partitioner: BudgetPartitioner, peak: int) -> None:
-    """The step was seen: the plan in force is predicted to need `peak` bytes, everything counted."""
+def predict_anew(partitioner: BudgetPartitioner, peak: int, floor: int, top: int) -> None:
+    """The step was seen: the plan in force is predicted to need `peak` bytes, everything counted, the step `floor` with
+    the plans that need least, and `top` where nothing is computed again."""
     outcome = partitioner.outcome
-    if outcome.plan is None or outcome.plan.predicted_peak_bytes == peak:
+    if outcome.plan is None:
         return
-    outcome.plan = plan = replace(outcome.plan, predicted_peak_bytes=peak)
+    plan = replace(outcome.plan, predicted_peak_bytes=peak, floor_bytes=floor, unconstrained_bytes=max(peak, top))
+    if plan == outcome.plan:
+        return
+    outcome.plan = plan
     outcome.keep()
     if outcome.filed is not None:
         with store.current().lock:
-            outcome.filed.cost["predicted_peak_bytes"] = float(peak)
+            outcome.filed.cost |= {
+                "predicted_peak_bytes": float(peak),
+                "floor_bytes": float(floor),
+                "unconstrained_bytes": float(plan.unconstrained_bytes),
+            }
             outcome.filed.reason = _summary(plan, outcome.notes)
 
 

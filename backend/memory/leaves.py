@@ -15,49 +15,11 @@ import torch
 from optpass.backend.memory.eager_part import EagerLoss
 from optpass.backend.memory.eager_timeline import AS_SEEN, Resize, Shapes
 from optpass.backend.memory.partition import BudgetPartitioner
+from optpass.backend.memory.situation import Beside
 from optpass.backend.memory.tail import Tail
 from optpass.options import Options
 from optpass.passes.memory.plan import Ledger
 from optpass.passes.memory.schedule import FrozenState
-
-
-@dataclass
-class Beside:
-    """What is held beside a graph in its backward, in bytes; the most seen.
-
-    Attributes:
-        times: how often it was seen.
-        gradients: of all parameters known.
-        other: inputs of this graph and of those that wait for their backward, and what eager operators saved.
-        since_loss: what is there from the loss on: results that the caller holds, less outputs of others that are gone.
-        in_loss, in_loss_backward: all of these and the loss, in the forward of the loss and in its backward.
-    """
-
-    gradients: int = 0
-    other: int = 0
-    since_loss: int | None = None
-    in_loss: int = 0
-    in_loss_backward: int = 0
-    times: int = 0
-
-    @property
-    def most(self) -> int:
-        """What is beside a graph from the loss on."""
-        return self.gradients + self.other + (self.since_loss or 0)
-
-    @property
-    def behind(self) -> int:
-        """What the loss needs in its backward."""
-        return self.in_loss_backward - self.most
-
-    def widen(self, gradients: int, other: int, since_loss: int, in_loss: int, in_loss_backward: int) -> bool:
-        """Take in what was seen; whether it is more."""
-        before = self.most, self.gradients, self.in_loss, self.in_loss_backward
-        self.times += 1
-        self.since_loss = since_loss if self.since_loss is None else max(self.since_loss, since_loss)
-        self.gradients, self.other = max(self.gradients, gradients), max(self.other, other)
-        self.in_loss, self.in_loss_backward = max(self.in_loss, in_loss), max(self.in_loss_backward, in_loss_backward)
-        return before != (self.most, self.gradients, self.in_loss, self.in_loss_backward)
 
 
 @dataclass(frozen=True)

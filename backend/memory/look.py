@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -100,8 +101,9 @@ def _kept_outputs(run: Run, node: Any) -> int:
 def beside(
     run: Run, running: autograd.RunningBackward | None, saved: Sequence[torch.Tensor], live: Sequence[Run],
     lent: Stores, step: Sequence[Leaf],
-) -> tuple[int, int, int]:  # fmt: skip
-    """Bytes of gradients, and of what else is there beside a run; and of outputs of others that have gone.
+) -> tuple[int, int, tuple[int, dict[Leaf, int]]]:  # fmt: skip
+    """Bytes of gradients, and of what else is there beside a run; and of outputs of others that have gone, all of them
+    and those that graphs had been given, by graph.
 
     Args:
         saved, live: as for `loss_behind`.
@@ -134,5 +136,7 @@ def beside(
         own = {**run.inputs.alive(), **run.eager.alive()}
         own_bytes = sum(size for key_, size in own.items() if key_ not in known and key_ not in gradients)
         leaf.beside = max(leaf.beside, other - own_bytes)
-    gone = sum(r.released_outputs() for r in others)
-    return bytes_of_gradients, other, gone
+    handed_on: Counter[Leaf] = Counter()
+    for r in others:
+        handed_on.update(r.handed_on(live))
+    return bytes_of_gradients, other, (sum(r.released_outputs() for r in others), dict(handed_on))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ class Run:
         inputs, outputs, eager: storages of its arguments and results, and of what eager operators before it saved.
         shapes: of its arguments, parameters aside.
         gradients: storages of those that were there in its forward, and their bytes.
+        made: storages of its outputs, and their bytes.
         looked_at: what is beside it in its backward is to be noted.
         gone_before: bytes of outputs of the runs before it that callers had let go of when it began.
         let_go: its outputs that were released: the place of the next node of autograd, and their bytes.
@@ -42,6 +44,7 @@ class Run:
     looked_at: bool = True
     gone_before: int = 0
     gradients: list[tuple[Any, int]] = field(default_factory=list)
+    made: list[tuple[Any, int]] = field(default_factory=list)
     done: bool = False
     let_go: list[tuple[int, int]] = field(default_factory=list)
     let_go_before: int = 0
@@ -61,6 +64,15 @@ class Run:
     def released_outputs(self) -> int:
         """Bytes of its outputs that are not there any more."""
         return max(0, self.leaf.outputs - sum(self.outputs.alive().values()))
+
+    def handed_on(self, to: Sequence[Run]) -> dict[Leaf, int]:
+        """Bytes of the same that some of the runs `to` were given, by their graphs."""
+        gone = [(storage, size) for storage, size in self.made if storage() is None]
+        found: dict[Leaf, int] = {}
+        for run in to if gone else ():
+            size = sum(size for storage, size in gone if run is not self and run.inputs.had(storage))
+            found[run.leaf] = max(size, found.get(run.leaf, 0))
+        return {leaf: size for leaf, size in found.items() if size}
 
     def is_over(self) -> bool:
         """Its backward has run, or nobody can ask for it any more."""

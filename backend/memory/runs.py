@@ -25,9 +25,10 @@ from optpass.backend.memory.eager_part import EagerLoss
 from optpass.backend.memory.eager_timeline import Shapes
 from optpass.backend.memory.eager_watch import Watch
 from optpass.backend.memory.expected import alike, shapes_of
-from optpass.backend.memory.leaves import Beside, Leaf, Stores, parameters_of
+from optpass.backend.memory.leaves import Leaf, Stores, parameters_of
 from optpass.backend.memory.look import beside, loss_behind
 from optpass.backend.memory.run import Chain, Run
+from optpass.backend.memory.situation import Beside
 from optpass.backend.memory.tail import GENERATOR_BYTES
 from optpass.errors import BudgetInfeasibleError
 
@@ -165,7 +166,7 @@ class Steps:
             run = Run(
                 leaf, weakref.ref(node), own.largest(), given, made, Stores(saved),
                 [weakref.ref(p) for p in parameters], shapes_of(args, leaf.parameters) if looked_at else (),
-                looked_at or own.largest() is None, self._gone,
+                looked_at or own.largest() is None, self._gone, made=made.sizes(),
             )  # fmt: skip
             if run.looked_at:
                 run.watch_outputs()
@@ -189,8 +190,7 @@ class Steps:
 
     def _looks_at(self, leaf: Leaf) -> bool:
         beside = leaf.situations.get(self._others())
-        alone = all(other.origin is leaf.origin for chain in self._chains for other in chain.leaves)
-        alone = alone and not self._live
+        alone = not self._live and all(other.origin is leaf.origin for other in self._known_leaves())  # of this step
         # Micro-batches that the caller holds are all there in each of their steps, and are known when they have run.
         more = sum(leaf.inputs.alive().values()) > leaf.inputs_seen
         return more or beside is None or beside.times < (LOOKS_ALONE if alone else LOOKS)
@@ -270,18 +270,18 @@ class Steps:
         waiting, saved = (0, []) if running is None else pending(running.roots, run.node())
         if running is not None:
             loss, made = loss_behind(run, running, saved, self._live, self._watch, self._known)
-        gradients, other, gone = beside(run, running, saved, self._live, self._lent, self._known_leaves())
-        gradients, gone = gradients + run.gone(), gone + run.gone()
+        gradients, other, outputs = beside(run, running, saved, self._live, self._lent, self._known_leaves())
+        gradients, gone = gradients + run.gone(), outputs[0] + run.gone()
         # Of what is there now, gradients that wait and those of the loss's parameters were not there in its forward,
         # and are part of what was seen in its backward.
         there, since = gradients + other - made, loss.kept_bytes - gone
         situation = leaf.situations.setdefault(self._others(run), Beside())
+        situation.gone, situation.handed_on = outputs
         behind = there + since + loss.backward_bytes if loss.backward_bytes else 0
         # Outputs that had gone before its forward are not there in it, and what is gone behind the loss is less.
         early = min(run.gone_before, other, gone)
-        news = situation.widen(
-            gradients, other - early + waiting, since + early, there - early + loss.forward_bytes, behind
-        )
+        in_loss = there - early + loss.forward_bytes
+        news = situation.widen(gradients, other - early + waiting, since + early, in_loss, behind)
         if loss.backward_bytes < before.backward_bytes and leaf.seen_at:
             loss = replace(loss, timeline=before.timeline)
         else:

@@ -9,20 +9,19 @@ budget; where it does not fit, or where much is computed again for nothing, plan
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from optpass.backend.memory import words
-from optpass.backend.memory.allot import above, choices_of, select
+from optpass.backend.memory.allot import above, choices_of, least, select
 from optpass.backend.memory.bounds import Bound, Choice, beside, excess, total
 from optpass.backend.memory.budget import ENGINE_BYTES
+from optpass.backend.memory.figures import bounds_of, choices_for, present_of
 from optpass.backend.memory.filing import predict_anew
-from optpass.backend.memory.leaves import Beside, Leaf, Share, Stores, parameters_of
+from optpass.backend.memory.leaves import Leaf, Share, Stores, parameters_of
 from optpass.backend.memory.optimizing import Optimizing
-from optpass.backend.memory.replay import StepReplay
+from optpass.backend.memory.outcome import SAFE
 from optpass.backend.memory.runs import Steps
-from optpass.backend.memory.tail import Tail
 from optpass.passes.memory.plan import Ledger
 
 log = logging.getLogger(__name__)
@@ -31,8 +30,6 @@ log = logging.getLogger(__name__)
 GENERATIONS = 3
 #: Plans that compute something again are left as they are where the step uses this part of the budget.
 USED = 0.95
-#: Labels of a replay's moments between forward and backward, which a loss that was seen replaces; and of the next one.
-BETWEEN, TANGENTS = ("loss", "backward of the loss"), "tangents"
 
 
 @dataclass
@@ -90,7 +87,7 @@ def _share_out(step: Step, chosen: Sequence[Choice], worst: int, over: int) -> N
     """Give each graph what it may use for the plan chosen for it, unless that in force is as good."""
     words.planned_together(step, chosen, worst, over)
     for i, leaf in enumerate(step.leaves):
-        if not _does(step, i, chosen, over):
+        if not _does(step, i, chosen):
             leaf.share = _share(step, i, chosen)
             _plan_always(leaf)
 
@@ -109,16 +106,34 @@ def _as_before(leaf: Leaf) -> Share:
 
 
 def _predict_anew(step: Step) -> None:
-    """What the plans in force need, now that the rest of the step is known."""
+    """What the plans in force need, and the least and the most that plans of this step do, now that the rest of it is
+    known."""
+    floor, top = (max(figure + ENGINE_BYTES, step.at_optimizer) for figure in _ends(step))
     for i, leaf in enumerate(step.leaves):
         most = max((total(step.present, bound) for bound in step.bounds if bound.graph == i), default=0)
-        predict_anew(leaf.partitioner, max(most + ENGINE_BYTES, step.at_optimizer))
+        predict_anew(leaf.partitioner, max(most + ENGINE_BYTES, step.at_optimizer), floor, top)
 
 
-def _does(step: Step, index: int, chosen: Sequence[Choice], over: int) -> bool:
-    """Whether the plan in force of graph `index` is as good as the one that was chosen."""
+def _ends(step: Step) -> tuple[int, int]:
+    """Bytes of the whole step with the plans that need least, rather too many where an inner compiler generates code,
+    and with those that compute nothing again."""
+    choices, now = _choices(step, brief=True), max((total(step.present, b) for b in step.bounds), default=0)
+    plans, floor = least(choices, [leaf.runs for leaf in step.leaves], step.bounds), 0
+    for bound in step.bounds:
+        generated = step.leaves[bound.graph].partitioner.executor == "inductor"
+        needed = total(plans, bound) - bound.fixed
+        floor = max(floor, bound.fixed + (int(needed * SAFE) if generated else needed))
+    fastest = [min(found, key=lambda choice: choice.seconds) for found in choices]
+    if not any(choice.seconds for choice in step.present):
+        fastest = step.present
+    return min(floor, now), max((total(fastest, b) for b in step.bounds), default=0)
+
+
+def _does(step: Step, index: int, chosen: Sequence[Choice]) -> bool:
+    """Whether the plan in force of graph `index` is as good as the one that was chosen. Where that does not fit, a new
+    compile says whether any does."""
     present = step.present[index]
-    fits = excess([*chosen[:index], present, *chosen[index + 1 :]], step.bounds) <= max(0, over)
+    fits = excess([*chosen[:index], present, *chosen[index + 1 :]], step.bounds) <= 0
     return fits and present.held <= chosen[index].held and present.seconds <= 1.02 * chosen[index].seconds
 
 
@@ -144,85 +159,19 @@ def _seen(leaves: Sequence[Leaf]) -> Step:
         optimizer=optimizer.state,
         buffers=sum(buffers.alive().values()),
     )
-    bounds = []
-    for leaf in leaves:
-        limit = leaf.partitioner.budget.bytes - ENGINE_BYTES
-        for others, situation in leaf.situations.items():
-            counts: Counter[int] = Counter()
-            for other, n in others:
-                if other.latest() in index:
-                    counts[index[other.latest()]] += n
-            around = tuple(sorted(counts.items()))
-            fixed, since = always.total + situation.most, situation.since_loss or 0
-            bounds.append(Bound(index[leaf], around, fixed, limit, since, _loss_in(leaf, situation)))
-    present = [_present(leaf) for leaf in leaves]
+    bounds = [bound for leaf in leaves for bound in bounds_of(leaf, index, always.total)]
+    present = [present_of(leaf) for leaf in leaves]
     inputs = max((b.other for leaf in leaves for b in leaf.situations.values()), default=0)
     left = max((leaf.left for leaf in leaves), default=0)
     at_optimizer = always.total + inputs + left + trained + optimizer.stepping
     return Step(leaves, always, at_optimizer, optimizer.name, bounds, present)
 
 
-def _loss_in(leaf: Leaf, situation: Beside) -> tuple[int, int]:
-    """What the loss of a graph needs in a situation, in its forward and in its backward."""
-    return situation.in_loss - situation.most, max(leaf.retained, situation.behind)
-
-
-def _present(leaf: Leaf) -> Choice:
-    """The plan in force, beside the loss as it was seen."""
-    outcome = leaf.partitioner.outcome
-    seconds = outcome.plan.recompute_seconds if outcome.plan is not None else 0.0
-    if outcome.replayed is None:
-        return Choice(0, leaf.held, seconds)
-    if not leaf.seen:
-        return Choice(outcome.replayed.peak_bytes, max(leaf.held, 0), seconds)
-    handed, lent = outcome.replayed.handed_bytes, leaf.kept_outputs if leaf.keeps_outputs else 0
-    # Outputs that are saved, too, do not go when the caller lets go of them.
-    released = min(leaf.outputs, max(0, handed - sum(outcome.replayed.saved_bytes.values())))
-    handed = leaf.outputs if leaf.again else handed
-    later = handed if leaf.loss.reads_outputs else handed - max(0, released - lent)
-    return Choice(_own_peak(leaf, outcome.replayed, lent), max(leaf.held, 0), seconds, handed, later)
-
-
-def _own_peak(leaf: Leaf, replayed: StepReplay, lent: int) -> int:
-    """The peak of its forward and its backward, where the caller keeps `lent` bytes of its outputs."""
-    tail = leaf.partitioner.budget.tail
-    kept = 0 if tail is None else tail.kept_bytes
-    peak, now = 0, _before_loss(leaf)
-    for moment in replayed.timeline:
-        now = -kept if moment.label == TANGENTS else now
-        live = moment.live_bytes + now - max(0, moment.lent_bytes - lent)
-        peak = max(peak, live) if moment.label not in BETWEEN else peak
-    return peak
-
-
-def _before_loss(leaf: Leaf) -> int:
-    """Bytes of what is gone behind the loss, in that of its situations where most is; of a forward that is run again,
-    what its plan does not know of."""
-    if leaf.again:
-        return Tail.of_checkpoint(leaf.outputs).early_bytes - leaf.partitioner.tail.early_bytes
-    return -min((beside.since_loss or 0 for beside in leaf.situations.values()), default=0)
-
-
-def _choices(step: Step) -> list[list[Choice]]:
-    found = []
-    for i, leaf in enumerate(step.leaves):
-        partitioner = leaf.partitioner
-        search, replayed = partitioner.search, partitioner.outcome.replayed
-        assert search is not None and replayed is not None  # it has a plan
-        tangents = sum(s.bytes for s in search.problem.storages if s.tangent)
-        tail, before = leaf.tail(since_loss=0), _before_loss(leaf)
-        between, released = search.problem.tail, 0
-        if tail is not None:
-            outputs = sum(search.problem.storages[s].bytes for s in search.problem.forward_outputs)
-            between, search.problem.outputs_held = tail.beside(tangents, outputs), tail.holds_outputs
-            search.problem.kept = tail.kept_bytes
-            released = 0 if tail.holds_outputs or tail.reads_outputs else outputs
-        less = max(0, partitioner.counted - replayed.peak_bytes) if partitioner.executor == "inductor" else 0
-        choices = choices_of(search, between, less, _waits(step, i) and not leaf.again, before, released)
-        if leaf.again:
-            choices = [replace(one, held=leaf.held, handed=leaf.outputs, later=leaf.outputs) for one in choices]
-        found.append(choices)
-    return found
+def _choices(step: Step, *, brief: bool = False) -> list[list[Choice]]:
+    handed_on = any(bound.handed_on for bound in step.bounds)
+    return [
+        choices_for(leaf, waits=_waits(step, i), handed_on=handed_on, brief=brief) for i, leaf in enumerate(step.leaves)
+    ]
 
 
 def _share(step: Step, index: int, chosen: Sequence[Choice]) -> Share:
@@ -234,6 +183,7 @@ def _share(step: Step, index: int, chosen: Sequence[Choice]) -> Share:
     there = at_peak.fixed - since - step.always.total
     gradients = min(there, max(b.gradients for b in leaf.situations.values()))
     others = sum(chosen[g].held * n for g, n in at_peak.others)
+    since += at_peak.holds_on(index, plan) + beside(chosen, at_peak) - at_peak.fixed - others
     statics = replace(step.always, gradients=gradients, inputs=there - gradients, activations=others)
     room = at_peak.limit - statics.total
     # Where its loss runs, or others do, no more may be held than what is left then.

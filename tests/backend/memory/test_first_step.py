@@ -199,7 +199,7 @@ def test_modules_that_are_compiled_on_their_own_leave_room_to_each_other():
 
     (*_, top), reference = first(10**10)
     least = max(site.cost["floor_bytes"] for site in _sites() if site.kind == "memory budget")
-    for part in (0.3, 0.7):
+    for part in (0.05, 0.7):
         budget = int(least + part * (top - least))
         peaks, gradients = first(budget)
         assert max(peaks) <= budget  # as the first encoder was planned alone: 1.2

@@ -1,0 +1,78 @@
+"""Outputs that one graph hands to another: whether they are gone in the backward is for the plans of both to say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import optpass
+from optpass.backend.memory.bounds import Bound, Choice, total
+
+ROWS, WIDTH = 192, 48
+
+
+def layers() -> nn.Sequential:
+    made = (m for _ in range(2) for m in (nn.Linear(WIDTH, 96), nn.GELU(), nn.Linear(96, WIDTH), nn.LayerNorm(WIDTH)))
+    return nn.Sequential(*made)
+
+
+class Broken(nn.Module):
+    """Two graphs: what the first returns is made larger by eager code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = layers(), layers(), nn.Linear(WIDTH, 10)
+
+    def forward(self, x: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return F.cross_entropy(self.head(self.second(x * 0.5)), classes)
+
+
+def broken(call):
+    model, given, classes = Broken(), torch.randn(ROWS, WIDTH), torch.randint(10, (ROWS,))
+    compiled = call(model)
+
+    def step():
+        compiled(given, classes).backward()
+        found = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        return found
+
+    return step, (model,), (given, classes)
+
+
+def figures() -> list[dict[str, float]]:
+    report = optpass.report()
+    return [site.cost for site in (*report.sites(), *report.declined()) if site.kind == "memory budget"]
+
+
+def test_the_second_step_holds_whatever_the_new_plans_save(steps):
+    peak, results, predicted, _ = steps.measured(broken, 10**10)
+    assert abs(predicted - peak) <= 0.001 * peak
+    said = figures()
+    floor = int(max(cost["floor_bytes"] for cost in said))
+    assert all(abs(cost["unconstrained_bytes"] - peak) <= 0.001 * peak for cost in said)
+    for share in (0.0, 0.4, 0.7):
+        budget = int(floor + share * (peak - floor))
+        second, _, _, _ = steps.measured(broken, budget, steps=2)
+        last, same, predicted, _ = steps.measured(broken, budget, steps=4)
+        assert 0.9 * budget <= last <= budget
+        assert second <= budget
+        assert abs(predicted - last) <= 0.001 * last
+        for mine, theirs in zip(results, same, strict=False):
+            assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    with pytest.raises(optpass.BudgetInfeasibleError):
+        steps.measured(broken, int(0.96 * floor))
+
+
+def test_a_bound_counts_what_plans_hold_on():
+    frees, reads, saves = Choice(30, 10, 0.0), Choice(30, 10, 0.0, reads=8), Choice(30, 10, 0.0, returns=5)
+    bound = Bound(1, ((0, 2),), 100, 1000, gone=7, handed_on={1: 6})
+    assert total([frees, frees], bound) == 100 + 20 + 30
+    assert total([frees, reads], bound) == 150 + 6
+    assert total([reads, frees], bound) == 150  # what it reads was not given on to it
+    assert total([saves, frees], bound) == 150 + 7
+    assert total([saves, frees], Bound(1, ((0, 2),), 100, 1000)) == 150
