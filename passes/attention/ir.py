@@ -31,6 +31,7 @@ class Value:
         version: how many writes its memory had seen when it was made.
         real: for a constant of the graph, the tensor itself.
         learns: for a leaf, a gradient may flow to what it holds.
+        gone: its memory was written to after it was made: what it held is nowhere any more.
     """
 
     tensor: torch.Tensor
@@ -45,6 +46,7 @@ class Value:
     version: int = 0
     real: torch.Tensor | None = None
     learns: bool = False
+    gone: bool = False
 
     @property
     def shape(self) -> torch.Size:

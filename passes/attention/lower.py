@@ -2,7 +2,7 @@
 
 Nothing is executed on data. In-place operations become what they compute as long as the alias that was written to is
 the one that is read afterwards; every other alias of written memory turns into an opaque leaf, so nothing downstream
-can be misread. Operations that no attention is written with (convolutions, norms, linear layers) stay opaque.
+can be misread. Operations that no attention is written with (convolutions, norms, linear layers) stay opaque (`nodes`).
 """
 
 from __future__ import annotations
@@ -16,28 +16,11 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from optpass.passes.attention import autocast, calls
+from optpass.passes.attention import autocast, calls, nodes
 from optpass.passes.attention.ir import Program, Value, map_values
 from optpass.passes.attention.unseen import softmax_inside
 
 log = logging.getLogger(__name__)
-
-#: Functions whose inside is never part of an attention: their result is a leaf, which keeps lowering cheap.
-_CLOSED = frozenset(
-    "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d layer_norm rms_norm group_norm "
-    "batch_norm instance_norm embedding embedding_bag cross_entropy gelu silu relu mish elu leaky_relu "
-    "scaled_dot_product_attention interpolate max_pool2d avg_pool2d adaptive_avg_pool2d".split()
-)
-#: Nodes that set state instead of computing: they are run, so that what follows sees the state.
-_STATE = frozenset(
-    "_enter_autocast _exit_autocast _set_grad_enabled _vmap_increment_nesting _vmap_decrement_nesting "
-    "_add_batch_dim _remove_batch_dim _functorch_wrap lazy_load_decompositions".split()
-)
-#: Methods that change a tensor's shape in place: running them would change the fake tensor that Dynamo keeps.
-_RESHAPING = frozenset(
-    "t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ resize_ resize_as_ as_strided_ set_ detach_ data "
-    "requires_grad_ retain_grad".split()
-)
 
 
 def lower(graph: fx.Graph, constant: Callable[[str], Any] | None = None, rates: bool = False) -> Program:
@@ -61,9 +44,10 @@ class _Lowering:
         self.kept: dict[int, list[torch.Tensor]] = {}  #: tensors by their storage
         self.home: dict[int, fx.Node] = {}  #: id of a fake tensor -> the first node that returns it
         self.versions: dict[int, int] = {}
+        self.shaped: dict[fx.Node, Value] = {}  #: what nodes return since their tensor was given another shape in place
         self.node: fx.Node | None = None
         self.grad, self.recording = True, True
-        self.mode = next((_fake_mode(n) for n in graph.nodes if _fake_mode(n) is not None), None)
+        self.mode = next((nodes.fake_mode(n) for n in graph.nodes if nodes.fake_mode(n) is not None), None)
 
     def run(self) -> Program:
         if self.mode is None:
@@ -87,6 +71,7 @@ class _Lowering:
     def _forget_written(self) -> None:
         """A constant of the graph that the graph writes to holds something else at the next call."""
         for value in self.program.values:
+            value.gone = len(self.program.writes.get(value.storage, ())) != value.version
             kept = value.real is not None and value.node is not None and value.node.op == "get_attr"
             if kept and value.storage in self.program.writes:
                 value.real, value.leaf = None, "opaque"
@@ -98,15 +83,17 @@ class _Lowering:
             return self._leaf_of(node, "input" if node.op == "placeholder" else "constant")
         if node.op == "output":
             return None
-        name = _function_name(node)
+        name, method = nodes.function_name(node), nodes.method_name(node)
         if name == "_set_grad_enabled":
             self.grad = bool(node.args[0])
             return None
         higher = isinstance(node.target, torch._ops.HigherOrderOperator)
-        closed = name in _CLOSED and not (name == "linear" and self._of_made_weight(node))
+        closed = name in nodes.CLOSED and not (name == "linear" and self._of_made_weight(node))
         if closed:
             self.program.closed.add(node)
-        if closed or node.op == "call_module" or higher or str(node.target) in _RESHAPING:
+        if method in nodes.VIEWS | nodes.RESIZES:
+            return self._shape(node, method)
+        if closed or node.op == "call_module" or higher or method in nodes.RESHAPING:
             return self._closed(node)
         try:
             args, kwargs = self._materialise((node.args, node.kwargs))
@@ -115,7 +102,7 @@ class _Lowering:
         if name == "dropout":
             return self._dropout(node, args, kwargs)
         try:
-            result = self._values_of(self._call(node, args, kwargs))
+            result = calls.map_tensors(self._call(node, args, kwargs), self._current)
         except Exception as error:  # noqa: BLE001  # whatever fails on fakes (data-dependent sizes ...) stays opaque
             log.debug("%s is not looked into: %s: %s", node.name, type(error).__name__, error)
             return self._closed(node)
@@ -146,6 +133,28 @@ class _Lowering:
         if "softmax" in str(node.target) or any(softmax_inside(body) for body in bodies):
             self.program.softmaxes.add(node)
         return self._leaf_of(node, "opaque")
+
+    def _shape(self, node: fx.Node, method: str) -> Any:
+        """`m.unsqueeze_(1)`: from here on the node that returns `m` returns it in another shape, which is not followed.
+
+        Dynamo's own fake tensor, which stands for a leaf, has the shape that it ends with; one made here has not.
+        """
+        old = self._returned(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
+        if not isinstance(old, Value) or any(n.meta.get("example_value") is old.tensor for n in self.graph.nodes):
+            return self._closed(node)
+        args, kwargs = self._materialise((node.args, node.kwargs))
+        self.recording = False
+        tensor = nodes.reshaped(method, args, kwargs, node.meta["example_value"])
+        self.recording = True
+        self._wrote(old.storage, node)  # what is read in its old shape is not there any more
+        value = self._new(tensor, leaf="opaque", learns=old.learns or node.meta["example_value"].requires_grad)
+        for other in self.program.of_node:
+            if self._returned(other) is old:
+                self.shaped[other] = value
+        return value
+
+    def _returned(self, node: fx.Node) -> Any:
+        return self.shaped.get(node, self.program.of_node.get(node))
 
     def _leaf_of(self, node: fx.Node, leaf: str) -> Any:
         real = self.constant(str(node.target)) if leaf == "constant" else None
@@ -260,16 +269,13 @@ class _Lowering:
         return fx.node.map_arg(item, self._argument)
 
     def _argument(self, node: fx.Node) -> Any:
-        found = self.program.of_node.get(node)
+        found = self._returned(node)
         if found is None and not isinstance(node.meta.get("example_value"), torch.Tensor):
             example = node.meta.get("example_value")
-            if example is None and _function_name(node) not in _STATE:
+            if example is None and nodes.function_name(node) not in nodes.STATE:
                 raise _NoTensor
             return example
         return map_values(found, lambda v: v.tensor)
-
-    def _values_of(self, result: Any) -> Any:
-        return calls.map_tensors(result, self._current)
 
 
 class _NoTensor(Exception):
@@ -284,16 +290,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         self.lowering = lowering
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._schema.name.rpartition("::")[2] in _RESHAPING:
+        if func._schema.name.rpartition("::")[2] in nodes.RESHAPING:
             self.lowering.reshaped(args[0])
         result = func(*args, **(kwargs or {}))
         self.lowering.record(func, args, kwargs or {}, result)
         return result
-
-
-def _function_name(node: fx.Node) -> str:
-    return str(getattr(node.target, "__name__", node.target)) if node.op == "call_function" else ""
-
-
-def _fake_mode(node: fx.Node) -> Any:
-    return getattr(node.meta.get("example_value"), "fake_mode", None)

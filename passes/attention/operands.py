@@ -42,6 +42,8 @@ def peel(operand: Operand, constant: Constant, *, grad: bool) -> tuple[Operand, 
         source = value.args[0] if value.args and isinstance(value.args[0], Value) else None
         if source is not None and source.grad != grad:
             return Operand(value, resolve(dims)), scale  # on the other side of a no_grad
+        if source is not None and source.gone and not value.gone:
+            return Operand(value, resolve(dims)), scale  # scaled in place, or copied before its source was written to
         step = above(value, dims)
         if step is not None:
             value, dims = step

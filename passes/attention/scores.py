@@ -11,10 +11,10 @@ from functools import partial
 
 import torch
 
-from optpass.passes.attention import fills, sums
+from optpass.passes.attention import factors, fills, sums
 from optpass.passes.attention.axes import Axis, Dims, above, atoms, broadcast, flat, fresh, resolve
 from optpass.passes.attention.fills import not_floored, not_rounded_off, rounded, unknown
-from optpass.passes.attention.ir import Value, arg
+from optpass.passes.attention.ir import Value
 from optpass.passes.attention.operands import (
     FLOATS,
     PRODUCTS,
@@ -23,11 +23,10 @@ from optpass.passes.attention.operands import (
     exact_cast,
     peel,
     product_operands,
-    scaled,
 )
 from optpass.passes.attention.picks import apply_picks, picked
 from optpass.passes.attention.pieces import beside
-from optpass.passes.attention.site import Blocked, Factor, Number, Operand, Scores, Softcap
+from optpass.passes.attention.site import Blocked, Operand, Scores, Softcap
 
 
 class Reader:
@@ -53,6 +52,8 @@ class Reader:
         self.join = join
         self._keys, self._every, self.constant, self.now = keys, every, constant, now
         self._blocked: dict[Value, Blocked] = {}
+
+    scaled_by = staticmethod(factors.scaled_by)
 
     @property
     def keys(self) -> tuple[Axis, ...]:
@@ -133,86 +134,6 @@ class Reader:
         scores.fills = [replace(f, fill=rounded(f.fill, value.dtype)) for f in scores.fills]
         return scores
 
-    def _scale(self, value: Value, dims: Dims) -> Scores:
-        number, source = scaled(value, self.constant)
-        if number is None or source is None or source.dim != value.dim:
-            return self._factor(value, dims)
-        scores = self.read(source, dims)
-        self.scaled_by(scores, number, value)
-        return scores
-
-    def _neg(self, value: Value, dims: Dims) -> Scores:
-        scores = self.read(value.args[0], dims)
-        self.scaled_by(scores, -1.0, value)
-        return scores
-
-    def scaled_by(self, scores: Scores, number: Number, value: Value) -> None:
-        """Scores as they are after `value`, which multiplies them by a number; changes `scores`."""
-        not_floored(scores, value)
-        if isinstance(number, torch.SymFloat):
-            if scores.fills or scores.biases or scores.offset:
-                raise Blocked("masked or biased scores are scaled by a number that is not known when compiling", value)
-            if scores.softcaps:
-                raise Blocked("capped scores are scaled by a number that is not known when compiling", value)
-            scores.steps.append(("times", number))
-            scores.scale *= number
-            return
-        if scores.fills and number < 0:
-            raise Blocked("masked scores change their sign", value)
-        scores.scale *= number
-        scores.offset *= number
-        not_rounded_off(scores, value)
-        scores.centred = scores.centred and number > 0
-        scores.biases = [replace(b, coefficient=b.coefficient * number) for b in scores.biases]
-        if scores.biases:
-            sums.then(scores, f"times {number!r}", sums.rounding(value.dtype))
-        else:
-            scores.steps.append(("times", number))
-        scores.fills = [replace(f, fill=rounded(f.fill * number, value.dtype)) for f in scores.fills]
-
-    def _factor(self, value: Value, dims: Dims) -> Scores:
-        """Scores times a tensor; it may not run over queries and keys at once, which no kernel can fold away."""
-        if value.name == "div" and arg(value, "rounding_mode"):
-            raise Blocked("scores are divided with rounding", value)
-        scores, other, swapped = self.either(value, dims)
-        not_floored(scores, value)
-        if value.name == "div" and swapped:
-            raise Blocked("the scores are a divisor", value)
-        if scores.fills:
-            raise Blocked("masked scores are multiplied by a tensor", value)
-        factors = self._separate(other, scores, inverse=value.name == "div")
-        if factors is None:
-            raise Blocked("scores are multiplied by a tensor over queries and keys", value)
-        if scores.softcaps:
-            raise Blocked("capped scores are multiplied by a tensor", value)
-        if scores.shifted and any(set(flat(f.operand.dims)) & set(self.keys) for f in factors):
-            raise Blocked("shifted scores are multiplied by a tensor over keys", value)
-        scores.factors.extend(factors)
-        scores.centred = False
-        scores.biases = [replace(b, factors=(*b.factors, *factors), after=None) for b in scores.biases]
-        return scores
-
-    def _separate(self, operand: Operand, scores: Scores, *, inverse: bool) -> list[Factor] | None:
-        """Factors that `operand` is the product of, none over queries and keys at once; None if there are none."""
-        axes = set(flat(operand.dims))
-        if not (axes & set(self.keys) and axes & set(atoms(scores.rows))):
-            return [Factor(operand, inverse=inverse)]
-        value, dims = operand.value, operand.dims
-        step = above(value, dims)
-        if step is not None:
-            return self._separate(Operand(*step), scores, inverse=inverse)
-        if value.name not in ("mul", "div") or (value.name == "div" and arg(value, "rounding_mode")):
-            return None
-        found: list[Factor] = []
-        for part, below in zip(value.args[:2], (False, value.name == "div"), strict=True):
-            if not isinstance(part, Value) or part.dtype != value.dtype:
-                return None
-            factors = self._separate(Operand(part, broadcast(dims, part.shape)), scores, inverse=inverse is not below)
-            if factors is None:
-                return None
-            found.extend(factors)
-        return found
-
     def _part(self, value: Value, dims: Dims) -> Scores:
         """Scores of some of the queries, heads or keys are those of that part of each operand."""
         found = picked(value, dims)
@@ -274,7 +195,7 @@ class Reader:
 
 
 _RULES: dict[str, Callable[[Reader, Value, Dims], Scores]] = {
-    "_to_copy": Reader._cast, "mul": Reader._scale, "div": Reader._scale, "neg": Reader._neg, "add": sums.add,
+    "_to_copy": Reader._cast, "mul": factors.scale, "div": factors.scale, "neg": factors.neg, "add": sums.add,
     "sub": sums.add, "rsub": sums.add, "masked_fill": fills.masked_fill, "where": fills.where,
     "index_put": fills.index_put, "tanh": Reader._tanh, "cat": Reader._beside, "addcmul": sums.addcmul,
     "maximum": fills.maximum, "clamp": fills.clamp, "clamp_min": fills.clamp, "slice": Reader._part,

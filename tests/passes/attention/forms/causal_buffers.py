@@ -32,6 +32,20 @@ class SlicedByKeysAndQueries(Masked):
 
 
 @buffer_idiom("causal")
+class DividedByANumberThatIsHeld(Masked):
+    """GPT-J: a `where`, and behind it a division by a tensor of no dims."""
+
+    def made(self, size: int) -> Tensor:
+        self.scale_attn = torch.sqrt(torch.tensor(2.0))
+        return torch.tril(torch.ones(size, size, dtype=torch.bool)).view(1, 1, size, size)
+
+    def mask(self, scores: Tensor) -> Tensor:
+        n, m = scores.shape[-2:]
+        scores = torch.where(self.bias[:, :, m - n : m, :m], scores, torch.tensor(-1e9, dtype=scores.dtype))
+        return scores / self.scale_attn
+
+
+@buffer_idiom("causal")
 class SlicedBytes(Masked):
     def made(self, size: int) -> Tensor:
         return torch.ones(size, size, dtype=torch.uint8).tril()

@@ -37,6 +37,14 @@ def on_the_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 @form()
+def on_the_query_in_place(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q = q * 1.0 + 0.0  # a projection's result, as fairseq scales it
+    q *= q.shape[-1] ** -0.5
+    attn = (q @ k.transpose(-2, -1)).softmax(dim=-1)
+    return attn @ v
+
+
+@form()
 def on_the_key(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     attn = (q @ (k / math.sqrt(k.shape[-1])).transpose(-2, -1)).softmax(dim=-1)
     return attn @ v
