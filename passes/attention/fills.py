@@ -46,16 +46,25 @@ def where(reader: Reader, value: Value, dims: Dims) -> Scores:
 
 
 def index_put(reader: Reader, value: Value, dims: Dims) -> Scores:
-    """`scores[mask] = number`."""
+    """`scores[mask] = number`, and `scores[:, :, mask] = number`."""
     source, indices, fill = value.args[0], value.args[1], value.args[2]
-    whole = len(indices) == 1 and isinstance(indices[0], Value) and indices[0].dtype == torch.bool
-    if not whole or indices[0].dim != source.dim or arg(value, "accumulate"):
+    masks = [(at, index) for at, index in enumerate(indices) if index is not None]
+    at, mask = masks[0] if len(masks) == 1 else (0, None)
+    if not isinstance(mask, Value) or mask.dtype != torch.bool or arg(value, "accumulate"):
         raise Blocked("scores are written at indices", value)
-    return filled(reader, value, dims, source, indices[0], fill, keep_when=False)
+    over = tuple(dims[at : at + mask.dim])  # no dim of an index broadcasts
+    return filled(reader, value, dims, source, mask, fill, keep_when=False, over=over)
 
 
-def filled(reader: Reader, value: Value, dims: Dims, source: Any, mask: Value, fill: Any, *, keep_when: bool) -> Scores:
-    """Scores of `source` with `fill` where `mask` says so; raises `Blocked` where a score can be as low."""
+def filled(
+    reader: Reader, value: Value, dims: Dims, source: Any, mask: Value, fill: Any, *, keep_when: bool,
+    over: Dims | None = None,
+) -> Scores:  # fmt: skip
+    """Scores of `source` with `fill` where `mask` says so; raises `Blocked` where a score can be as low.
+
+    Args:
+        over: what the mask's dims run over; None where it broadcasts.
+    """
     number, held = number_of(reader, fill)
     if not isinstance(number, (int, float)):
         raise Blocked("masked scores are replaced by a tensor that is not one number", value)
@@ -74,7 +83,7 @@ def filled(reader: Reader, value: Value, dims: Dims, source: Any, mask: Value, f
     if scores.offset and number > lowest and (near or number - scores.offset > MINUS_INFINITY):
         reason = f"masked scores become {number:g} where {scores.offset:g} was added to all, and can be as low as that"
         raise Blocked(reason, value)
-    scores.fills.append(Fill(Operand(mask, broadcast(dims, mask.shape)), keep_when, number, near=near))
+    scores.fills.append(Fill(Operand(mask, over or broadcast(dims, mask.shape)), keep_when, number, near=near))
     scores.held += held
     scores.centred = False
     return scores

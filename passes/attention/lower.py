@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from optpass.passes.attention import autocast, calls, nodes
+from optpass.passes.attention import autocast, calls, nodes, part_writes
 from optpass.passes.attention.ir import Program, Value, map_values
+from optpass.passes.attention.recorder import Recorder
 from optpass.passes.attention.unseen import softmax_inside
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class _Lowering:
         with contextlib.ExitStack() as stack:
             # Without the dispatcher in Python some operations have no symbolic shapes (`baddbmm`, `constant_pad_nd`).
             symbolic = getattr(torch._C, "_EnablePythonDispatcher", contextlib.nullcontext)()
-            for context in (quiet, autocast.restored(), torch.no_grad(), symbolic, self.mode, _Recorder(self)):
+            for context in (quiet, autocast.restored(), torch.no_grad(), symbolic, self.mode, Recorder(self)):
                 stack.enter_context(context)
             for node in self.graph.nodes:
                 self.node = node
@@ -213,7 +213,7 @@ class _Lowering:
         return written
 
     def reshaped(self, tensor: torch.Tensor) -> None:
-        """Called before an operation gives `tensor` another shape in place: its Value keeps the one that it has."""
+        """Its Value keeps the shape that it has."""
         value = self.known.get(id(tensor))
         if value is not None and self.recording:
             self.recording = False
@@ -221,7 +221,6 @@ class _Lowering:
             self.recording = True
 
     def record(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Called for every ATen operation, after it ran."""
         if not self.recording:
             return
         filled = calls.positional(op, args, kwargs)
@@ -249,11 +248,30 @@ class _Lowering:
         if functional is None:
             return
         value = self._new(first, op=functional, args=arguments[: len(functional._schema.arguments)])
-        for other in self.kept[value.storage]:
+        for other in {id(t): t for t in self.kept[value.storage]}.values():
             if other is not first and calls.same_place(other, first):  # by another name (`x.view_as(x)`, a second `to`)
                 self.known[id(other)] = value
-            if self.known.get(id(other)) is value and id(other) in self.home:
-                self.program.again.setdefault(value, self.home[id(other)])
+            elif other is not first and part_writes.same_elements(other, first):
+                self._stands(self._new(other, op=torch.ops.aten.view.default, args=(value, list(other.shape))))
+            if self.known.get(id(other)) is value:
+                self._stands(value, other)
+        self._written_in_part(op, arguments)
+
+    def _written_in_part(self, op: Any, arguments: Any) -> None:
+        """A number written to a part is filled in where that is."""
+        number, part = part_writes.number_written(op, arguments), part_writes.part_of(arguments[0])
+        if number is None or part is None or self.known.get(id(part.whole.tensor)) is not part.whole:
+            return
+        with Recorder(self):
+            mask = self._current(part_writes.inside(part))
+        form = getattr(torch.ops.aten.masked_fill, "Tensor" if isinstance(number, Value) else "Scalar")
+        self._stands(self._new(part.whole.tensor, op=form, args=(part.whole, mask, number)))
+
+    def _stands(self, value: Value, tensor: torch.Tensor | None = None) -> None:
+        """The node of a tensor that was written to returns `value` now."""
+        place = id(value.tensor if tensor is None else tensor)
+        if place in self.home:
+            self.program.again.setdefault(value, self.home[place])
 
     def _wrote(self, storage: int, node: fx.Node | None) -> None:
         self.versions[storage] = self.versions.get(storage, 0) + 1
@@ -280,18 +298,3 @@ class _Lowering:
 
 class _NoTensor(Exception):
     """An argument of a node is nothing that can be run on fake tensors."""
-
-
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
-    """Tells the lowering every ATen operation that a node makes."""
-
-    def __init__(self, lowering: _Lowering) -> None:
-        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
-        self.lowering = lowering
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._schema.name.rpartition("::")[2] in nodes.RESHAPING:
-            self.lowering.reshaped(args[0])
-        result = func(*args, **(kwargs or {}))
-        self.lowering.record(func, args, kwargs or {}, result)
-        return result

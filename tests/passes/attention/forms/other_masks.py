@@ -54,6 +54,44 @@ def padding_by_where(scores: Tensor, keep: Tensor) -> Tensor:
     return torch.where(keep[:, None, None], scores, scores.new_full((), INF))
 
 
+@idiom("operand", heads_first)
+def the_last_keys_by_a_slice(scores: Tensor) -> Tensor:
+    scores = scores + 0.0
+    scores[..., -5:] = INF
+    return scores
+
+
+@idiom("operand", heads_first)
+def a_corner_by_a_slice(scores: Tensor) -> Tensor:
+    """Cross attention of text to the first image alone."""
+    scores = scores + 0.0
+    scores[:, :, :7, 9:] = -1e9
+    return scores
+
+
+@idiom("operand", _with_keep)
+def keys_by_a_mask_behind_an_ellipsis(scores: Tensor, keep: Tensor) -> Tensor:
+    scores = scores + 0.0
+    scores[..., ~keep[0]] = INF
+    return scores
+
+
+@idiom("operand", heads_first)
+def queries_and_keys_by_a_mask(scores: Tensor) -> Tensor:
+    i = torch.arange(scores.shape[-1])
+    scores = scores + 0.0
+    scores[:, :, (i[:, None] - i).abs() > 4] = INF
+    return scores
+
+
+@idiom("operand", _with_keep)
+def filled_by_another_shape(scores: Tensor, keep: Tensor) -> Tensor:
+    """fairseq: batch and heads are one dim, and two again for the mask."""
+    folded = (scores + 0.0).flatten(0, 1)
+    folded.view(scores.shape).masked_fill_(~keep[:, None, None, :], INF)
+    return folded.view(scores.shape)
+
+
 @idiom("operand", _with_keep)
 def causal_and_padding_together(scores: Tensor, keep: Tensor) -> Tensor:
     i = torch.arange(scores.shape[-1])

@@ -121,6 +121,24 @@ def mask(s: Source, odd: bool = False) -> None:
     )))  # fmt: skip
 
 
+def part(s: Source) -> None:
+    """Hides a part of the scores, which is written to."""
+    s.tag("part written")
+    fill = s.choose(FILLS if s.often(85) else ODD_FILLS)
+    if s.often(15):
+        s.line("u = s.clone(); s = u")
+    kept = f"torch.arange(M) != {s.choose((0, 1))}"
+    s.line(s.choose((
+        f"s[..., M // 2:] = {fill}", f"s[..., :1] = {fill}", f"s[..., -1] = {fill}", f"s[..., 1:M // 2 + 1] = {fill}",
+        f"s[:, :, N // 2, 1:] = {fill}", f"s[:, 0, :, 1:] = {fill}", f"s[0, :, :, M // 2:] = {fill}",
+        f"s[..., N // 2:, :M // 2] = {fill}", f"s[:, :, :1] = {fill}", f"s[:, 1:][..., 1:].fill_({fill})",
+        f"s[..., ~({kept})] = {fill}", f"s[:, :, torch.arange(N)[:, None] < torch.arange(M)] = {fill}",
+        f"s.view(B * H, N, M).masked_fill_(~({kept}), {fill})", f"s.view(B * H, N, M)[..., 1:].fill_({fill})",
+        f"s.flatten(0, 1)[:, :, M // 2:] = {fill}", f"s.mT[..., 1:, :] = {fill}", f"s[..., ::2] = {fill}",
+        f"t = s[..., 1:]; s.mul_(0.5); t.fill_({fill})",
+    )))  # fmt: skip
+
+
 def cap(s: Source) -> None:
     """A softcap, or nearly."""
     s.tag("softcap")
@@ -143,20 +161,22 @@ def product(s: Source) -> None:
 def between(s: Source) -> None:
     """Up to three of the above, in any order."""
     for _ in range(s.choose((1, 0, 2, 1, 3))):
-        part = s.weighted(mask=55, bias=25, cap=5, cast=8, shift=4, clamp=2, floor=5, product=12)
-        if part == "mask":
+        step = s.weighted(mask=55, bias=25, cap=5, cast=8, shift=4, clamp=2, floor=5, product=12, part=8)
+        if step == "mask":
             mask(s, odd=s.often(8))
-        elif part == "bias":
+        elif step == "part":
+            part(s)
+        elif step == "bias":
             bias(s)
-        elif part == "product":
+        elif step == "product":
             product(s)
-        elif part == "cap":
+        elif step == "cap":
             cap(s)
-        elif part == "cast":
+        elif step == "cast":
             s.line(s.choose(("s = s.float()", "s = s.to(torch.float32)", "s = s.double()")))
-        elif part == "shift":
+        elif step == "shift":
             s.line(s.choose(SHIFTS))
-        elif part == "floor":
+        elif step == "floor":
             s.tag("floor")
             s.line(s.choose(FLOORS))
         else:
