@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.memory.eager_timeline import Shapes
 from optpass.backend.memory.leaves import Leaf, Stores
+from optpass.backend.memory.tail import GENERATOR_BYTES
 
 
 @dataclass(eq=False)
@@ -91,3 +92,25 @@ class Chain:
 
     origin: object
     leaves: Counter[Leaf] = field(default_factory=Counter)
+
+
+def own_storages(saved: Iterable[torch.Tensor], made: Stores, given: Stores) -> Stores:
+    """What was made in a run and is neither an output nor an input, of what it has saved."""
+    own = Stores(saved)
+    own.drop(made)
+    own.drop(given)
+    return own
+
+
+def note_held(leaf: Leaf, own: Stores, made: Stores, given: Stores, waiting: Iterable[Run]) -> None:
+    """Bytes that a run of `leaf` holds from its forward to its backward, and of these its outputs.
+
+    Args:
+        own, made, given: what it made and saved, its outputs and its inputs.
+        waiting: the runs before it.
+    """
+    there = given.alive()
+    for run in waiting:
+        there.update(run.outputs.alive())
+    leaf.outputs = sum(size for key, size in made.alive().items() if key not in there)
+    leaf.held = leaf.outputs + sum(own.alive().values()) + (GENERATOR_BYTES if leaf.again else 0)

@@ -11,7 +11,7 @@ import gc
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,9 +27,8 @@ from optpass.backend.memory.eager_watch import Watch
 from optpass.backend.memory.expected import alike, shapes_of
 from optpass.backend.memory.leaves import Leaf, Stores, parameters_of
 from optpass.backend.memory.look import beside, loss_behind
-from optpass.backend.memory.run import Chain, Run
+from optpass.backend.memory.run import Chain, Run, note_held, own_storages
 from optpass.backend.memory.situation import Beside
-from optpass.backend.memory.tail import GENERATOR_BYTES
 from optpass.errors import BudgetInfeasibleError
 
 #: Chains of runs that are remembered, to find which of them make up one step.
@@ -104,6 +103,15 @@ class Steps:
             self._lent_now = Stores()
             self._after_backward = True
 
+    def _go_back(self, step: Sequence[Leaf]) -> None:
+        """The step that was to begin does not fit: whoever begins it again is told again."""
+        with self._lock:
+            seen = [*self._chains][:-1]
+            self.forget()
+            self._chains.extend(seen)
+            for leaf in step:
+                leaf.news = True
+
     # ---- what happens -------------------------------------------------------------------------------------------
 
     def enter(self, origin: object) -> None:
@@ -125,7 +133,7 @@ class Steps:
             try:
                 self._settle(step)
             except BudgetInfeasibleError:
-                self.forget()
+                self._go_back(step)
                 raise
 
     def _step_of(self, origin: object) -> list[Leaf]:
@@ -162,7 +170,7 @@ class Steps:
             leaf.inputs.add(a for i, a in enumerate(args) if isinstance(a, torch.Tensor) and i not in of_modules)
             looked_at = self._looks_at(leaf)
             saved, leaves = held_upstream(tensors) if looked_at else ([], [])
-            own = self._made(autograd.saved_by_function(node), made, given)
+            own = own_storages(autograd.saved_by_function(node), made, given)
             run = Run(
                 leaf, weakref.ref(node), own.largest(), given, made, Stores(saved),
                 [weakref.ref(p) for p in parameters], shapes_of(args, leaf.parameters) if looked_at else (),
@@ -178,7 +186,7 @@ class Steps:
                 leaf.buffers.add(args[i] for i in leaf.module_tensors)
             if not leaf.runs:
                 leaf.again = autograd.is_checkpointed()
-                self._note_held(leaf, own, made, given)
+                note_held(leaf, own, made, given, self._live)
             leaf.runs += 1
             self._live.append(run)
             if self._chains:
@@ -195,14 +203,6 @@ class Steps:
         more = sum(leaf.inputs.alive().values()) > leaf.inputs_seen
         return more or beside is None or beside.times < (LOOKS_ALONE if alone else LOOKS)
 
-    @staticmethod
-    def _made(saved: Iterable[torch.Tensor], made: Stores, given: Stores) -> Stores:
-        """What was made in the run and is neither an output nor an input."""
-        own = Stores(saved)
-        own.drop(made)
-        own.drop(given)
-        return own
-
     def _others(self, run: Run | None = None) -> frozenset[tuple[Leaf, int]]:
         """The runs that wait for their backward, beside `run`."""
         return frozenset(Counter(r.leaf for r in self._live if r is not run).items())
@@ -215,13 +215,6 @@ class Steps:
             for lent in (self._lent, self._lent_now):
                 lent.prune()
                 lent.add(tensors)
-
-    def _note_held(self, leaf: Leaf, own: Stores, made: Stores, given: Stores) -> None:
-        there = given.alive()
-        for run in self._live:
-            there.update(run.outputs.alive())
-        leaf.outputs = sum(size for key, size in made.alive().items() if key not in there)
-        leaf.held = leaf.outputs + sum(own.alive().values()) + (GENERATOR_BYTES if leaf.again else 0)
 
     def traced(self) -> None:
         """A graph was compiled. What Dynamo has traced holds the tensors that it met, in cycles."""

@@ -59,7 +59,8 @@ def settle(leaves: Sequence[Leaf]) -> None:
     planned = [leaf for leaf in ran if leaf not in blind]
     for leaf in dependent:
         _plan_always(leaf)
-    if unknown or not planned:
+    failed = [leaf for leaf in planned if leaf.partitioner.search is None]  # to compile: its next call tries again
+    if unknown or failed or not planned:
         return
     words.warn_of_kept_graphs(planned)
     step = _seen(planned)

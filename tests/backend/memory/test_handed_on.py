@@ -76,3 +76,16 @@ def test_a_bound_counts_what_plans_hold_on():
     assert total([reads, frees], bound) == 150  # what it reads was not given on to it
     assert total([saves, frees], bound) == 150 + 7
     assert total([saves, frees], Bound(1, ((0, 2),), 100, 1000)) == 150
+
+
+def test_a_step_whose_second_graph_does_not_fit_may_be_tried_again(steps):
+    peak, _, _, _ = steps.measured(broken, 10**10)
+    floor = int(max(cost["floor_bytes"] for cost in figures()))
+    torch._dynamo.reset()
+    options = {"inner": "aot_eager", "optimizer": "none", "memory_budget": int(0.98 * floor)}
+    step, _, _ = broken(lambda model: torch.compile(model, backend="optpass", options=options))
+    for _ in range(4):
+        with pytest.raises(optpass.BudgetInfeasibleError):
+            for _ in range(3):
+                step()
+    assert floor < peak
