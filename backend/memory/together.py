@@ -112,6 +112,9 @@ def _predict_anew(step: Step) -> None:
     floor, top = (max(figure + ENGINE_BYTES, step.at_optimizer) for figure in _ends(step))
     for i, leaf in enumerate(step.leaves):
         most = max((total(step.present, bound) for bound in step.bounds if bound.graph == i), default=0)
+        plan = leaf.partitioner.outcome.plan
+        if plan is not None and len(step.bounds) == 1:  # a budget is to compile before its loss was seen, too
+            floor = min(max(floor, plan.floor_bytes), top)
         predict_anew(leaf.partitioner, max(most + ENGINE_BYTES, step.at_optimizer), floor, top)
 
 
