@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from optpass.passes.attention import nodes
 from optpass.passes.attention.axes import Dims, broadcast
 from optpass.passes.attention.ir import Value, arg, same
 from optpass.passes.attention.operands import complement, not_zero, uncast
@@ -173,6 +174,9 @@ def rounded(number: float, dtype: torch.dtype) -> float:
 def unknown(value: Value) -> str:
     if value.leaf == "opaque" and value.version:
         return "scores are written to in place, through a view or another name, before the softmax"
-    if value.op is None:
-        return "the softmax is not over scores: no product of queries and keys leads to it"
-    return f"between the product and the softmax stands {value.name}, which no attention kernel computes"
+    if value.op is not None:
+        return f"between the product and the softmax stands {value.name}, which is no step of attention that is known"
+    name = "" if value.node is None else nodes.function_name(value.node)
+    if name in nodes.CLOSED:
+        return f"the softmax is of what {name} returns, which is not looked into"
+    return "the softmax is not over scores: no product of queries and keys leads to it"

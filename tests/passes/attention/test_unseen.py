@@ -120,6 +120,10 @@ def averaged(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return weights.mean(1, keepdim=True) @ v
 
 
+def activated_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.leaky_relu(q @ k.mT, 0.2).softmax(-1) @ v
+
+
 def averaged_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     weights = (q @ k.mT).mean(1, keepdim=True).softmax(-1)
     return (weights.unsqueeze(-1) * v.unsqueeze(-3)).sum(-2)
@@ -140,7 +144,8 @@ PROGRAMS: dict[Callable[..., Tensor], str] = {
     pooled: "written as a sum of products of elements",
     thresholded: r"between .* stands an operation that is not looked into \(relu\)",
     averaged: "between .* stands mean",
-    averaged_scores: "stands mean, which no attention kernel computes",
+    averaged_scores: "stands mean, which is no step of attention that is known",
+    activated_scores: "the softmax is of what leaky_relu returns, which is not looked into",
     some_keys: "some of the keys that the softmax runs over",
     written_to: "written to in place, through a view",
     used_twice: "the attention weights .* go to gelu",
