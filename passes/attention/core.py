@@ -249,6 +249,7 @@ class _Weights(Weights):
             cast = value.name == "_to_copy" and source is not None and exact_cast(source.dtype, value.dtype)
             shift = (
                 value.name == "sub"
+                and arg(value, "alpha") in (None, 1)
                 and source is not None
                 and isinstance(value.args[1], Value)
                 and shifts_rows(value.args[1], source, dims, atoms(self.wide))

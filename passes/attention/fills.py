@@ -14,8 +14,8 @@ import torch
 
 from optpass.passes.attention import nodes
 from optpass.passes.attention.axes import Dims, broadcast
-from optpass.passes.attention.ir import Value, arg, same
-from optpass.passes.attention.operands import complement, not_zero, uncast
+from optpass.passes.attention.ir import Value, arg
+from optpass.passes.attention.operands import before_casts, complement, is_binary, not_zero, same_shape
 from optpass.passes.attention.site import Blocked, Fill, Floor, Operand, Scores
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ def filled(
         raise Blocked("masked scores are replaced by a tensor that is not one number", value)
     if not isinstance(source, Value) or len(source.shape) != len(value.shape):
         raise Blocked("the mask has more dims than the scores", value)
+    if not same_shape(source, value):
+        raise Blocked("scores are repeated where they are masked", value)
     scores = reader.read(source, dims)
     not_floored(scores, value)
     not_topped(scores, value)
@@ -103,15 +105,17 @@ def multiplied_by_mask(reader: Reader, value: Value, dims: Dims, times: tuple[fl
         if hidden is None:
             continue
         for source, mask in (product.args[:2], product.args[1::-1]):
-            if isinstance(source, Value) and isinstance(mask, Value) and same(uncast(mask), hidden[1]):
+            both = before_casts(mask, hidden[1]) if isinstance(source, Value) and isinstance(mask, Value) else None
+            if both is not None:
                 if mask.dim > len(dims):
                     return None
                 if math.isinf(rounded(hidden[0] * number, value.dtype)):
                     raise Blocked("minus infinity is added to scores that are multiplied by 0", value)
-                whole = Operand(mask, broadcast(dims, mask.shape))
+                # What is neither 0 nor 1 is so in one dtype, and another number, or 1, in the other.
+                proved = () if is_binary(both) else (Operand(both, broadcast(dims, both.shape)),)
                 keep = mask if mask.dtype == torch.bool else not_zero(mask)
                 scores = filled(reader, value, dims, source, keep, hidden[0] * number, keep_when=True)
-                scores.binary += () if keep is mask else (whole,)
+                scores.binary += proved
                 scores.values.append(product)
                 return scores
     return None
@@ -121,7 +125,7 @@ def maximum(reader: Reader, value: Value, dims: Dims) -> Scores:
     """`maximum(scores, finfo.min)`: what two masks add up to stays finite."""
     for source, other in ((value.args[0], value.args[1]), (value.args[1], value.args[0])):
         number = reader.constant(other)
-        if isinstance(number, (int, float)) and source.dim == value.dim:
+        if isinstance(number, (int, float)) and same_shape(source, value):
             return floored(reader, value, dims, source, float(number), tie=0.5)
     raise Blocked(unknown(value), value)
 

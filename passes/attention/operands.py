@@ -6,13 +6,13 @@ Values alone; what is made of them is in `scores` and `core`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from optpass.passes.attention.axes import Axis, Dims, above, atoms, equal, is_one, resolve
-from optpass.passes.attention.ir import Value, arg
+from optpass.passes.attention.axes import Axis, Dims, above, atoms, equal, is_one, known_equal, resolve
+from optpass.passes.attention.ir import Value, arg, same
 from optpass.passes.attention.site import Number, Operand
 
 PRODUCTS = frozenset({"bmm", "mm", "baddbmm", "addmm"})
@@ -58,11 +58,13 @@ def peel(operand: Operand, constant: Constant, *, grad: bool) -> tuple[Operand, 
 
 
 def scaled(value: Value, constant: Constant) -> tuple[Number | None, Value | None]:
-    """`(c, x)` where `value` is `x * c`, for a finite number other than 0, or a symbolic one."""
+    """`(c, x)` where `value` is `x * c`, of x's shape, for a finite number other than 0, or a symbolic one."""
     if value.name not in ("mul", "div") or (value.name == "div" and arg(value, "rounding_mode")):
         return None, None
     for x, other in ((value.args[0], value.args[1]), (value.args[1], value.args[0])):
         if not isinstance(x, Value) or (value.name == "div" and x is not value.args[0]):
+            continue
+        if not same_shape(x, value):  # a tensor of one number that repeats x
             continue
         number = constant(other) if isinstance(other, Value) else other
         if isinstance(number, (torch.SymInt, torch.SymFloat)):  # of any sign, unless it is made of sizes: `positive`
@@ -76,6 +78,12 @@ def scaled(value: Value, constant: Constant) -> tuple[Number | None, Value | Non
         if math.isfinite(c) and c != 0.0:
             return c, x
     return None, None
+
+
+def same_shape(one: Value, other: Value) -> bool:
+    """Whether two values have the same dims, and none is repeated to make the other."""
+    sizes = zip(one.shape, other.shape, strict=False)
+    return one.dim == other.dim and all(known_equal(a, b) for a, b in sizes)
 
 
 def positive(number: torch.SymFloat) -> bool:
@@ -141,13 +149,15 @@ def not_zero(value: Value) -> Value:
 
 
 def complement(value: Value, constant: Constant) -> tuple[float, Value] | None:
-    """`(c, m)` where `value` is `c · (1 - m)`, m without its casts; None if it is not."""
+    """`(c, m)` where `value` is `c · (1 - m)`; None if it is not."""
     number = 1.0
     while True:
         times, source = scaled(value, constant)
-        if source is not None and isinstance(times, float) and source.dim == value.dim:
+        # Small integers wrap around.
+        wide = value.dtype.is_floating_point or value.dtype in (torch.int64, torch.int32)
+        if source is not None and isinstance(times, float) and source.dim == value.dim and wide:
             value, number = source, number * times
-        elif value.name == "_to_copy":
+        elif value.name == "_to_copy" and value.dtype.is_floating_point:
             value = value.args[0]
         else:
             break
@@ -160,11 +170,23 @@ def complement(value: Value, constant: Constant) -> tuple[float, Value] | None:
     if not isinstance(mask, Value) or arg(value, "alpha") not in (None, 1):
         return None
     one = constant(one) if isinstance(one, Value) else one
-    return (number, uncast(mask)) if one == 1 else None
+    return (number, mask) if one == 1 else None
 
 
-def uncast(value: Value) -> Value:
-    """What `value` was before its casts."""
+def before_casts(one: Value, other: Value) -> Value | None:
+    """What both are casts of, the nearest; None where they are not of one."""
+    found = [a for a in _uncast(one) if any(same(a, b) for b in _uncast(other))]
+    return found[0] if found else None
+
+
+def is_binary(value: Value) -> bool:
+    """Whether it is a mask, or a cast of one: 0 and 1 in any dtype."""
+    return any(v.dtype == torch.bool for v in _uncast(value))
+
+
+def _uncast(value: Value) -> Iterator[Value]:
+    """`value`, and what it was before its casts."""
+    yield value
     while value.name == "_to_copy":
         value = value.args[0]
-    return value
+        yield value

@@ -16,7 +16,7 @@ from optpass.passes.attention import fills, joined
 from optpass.passes.attention.axes import Dims, broadcast
 from optpass.passes.attention.fills import not_floored, not_rounded_off, not_topped, unknown
 from optpass.passes.attention.ir import Value, ancestors, arg
-from optpass.passes.attention.operands import row_maximum_values, shifts_rows
+from optpass.passes.attention.operands import row_maximum_values, same_shape, shifts_rows
 from optpass.passes.attention.site import Bias, Blocked, Operand, Scores
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def add(reader: Reader, value: Value, dims: Dims) -> Scores:
         _times(reader, scores, a, value)
         _shifted(scores, right, b, value)
         return scores
-    if value.name == "sub" and shifts_rows(right, left, dims, reader.keys):
+    if value.name == "sub" and alpha == 1 and shifts_rows(right, left, dims, reader.keys):
         scores = _from_the_top(reader.read(left, dims), right, left)
         scores.centred = right.dim > 0  # the maximum of all rows leaves those of large negative numbers far below
         scores.fills = [replace(f, lifted=True) for f in scores.fills]
@@ -70,7 +70,7 @@ def addcmul(reader: Reader, value: Value, dims: Dims) -> Scores:
     bias, a, b, number = value.args
     for source, other in ((a, b), (b, a)):
         c = reader.constant(other)
-        if c is None or not isinstance(number, (int, float)) or not c * number or source.dim != value.dim:
+        if c is None or not isinstance(number, (int, float)) or not c * number or not same_shape(source, value):
             continue
         scores = reader.read(source, dims)
         reader.scaled_by(scores, float(c) * float(number), value)

@@ -141,3 +141,26 @@ _of_scores("dropout of scores", "dropout before the softmax", lambda s: F.dropou
 _of_scores("noise", "Gaussian noise on the scores", lambda s: s + torch.randn_like(s), random=True)
 _of_scores("random mask", "scores hidden at random", lambda s: s.masked_fill(torch.rand_like(s) < 0.2, -1e9), "equal",
            random=True)  # fmt: skip
+
+
+def _several(r: Inputs) -> list[torch.Tensor]:
+    return [*r.qkv(), r.ints(0, 3, 2, 1, 6, 6)]
+
+
+def _shares(r: Inputs) -> list[torch.Tensor]:
+    return [*r.qkv(), r.ints(0, 3, 2, 1, 6, 6) / 2.0]
+
+
+# A mask that holds more than 0 and 1 is another one after each cast.
+_of_mask("ints cast to bool and int", "s bool(m) - 1e9 (1 - m), m of 0, 1 and 2",
+         lambda s, m: s * m.bool() + (1 - m.int()) * -1e9, _several, "decline")  # fmt: skip
+_of_mask("ints cast to bool", "the same, m as it is", lambda s, m: s * m.bool() + (1 - m) * -1e9, _several, "decline")
+_of_mask("floats cast to bool", "the same, m of 0, 1/2 and 1",
+         lambda s, m: s * m.bool() + (1.0 - m) * -1e9, _shares, "decline")  # fmt: skip
+_of_mask("floats cast to int", "s m - 1e9 (1 - int(m)), m of 0, 1/2 and 1",
+         lambda s, m: s * m + (1 - m.int()) * -1e9, _shares, "decline")  # fmt: skip
+_of_mask("mask in small integers", "-10 (1 - m) is 246 in uint8",
+         lambda s, m: s * m + (1 - m.to(torch.uint8)) * -10)  # fmt: skip
+_of_mask("fill cast to int", "half of 1 - m is 0 as an integer",
+         lambda s, m: s * m + ((1 - m.to(s.dtype)) * -0.5).int())  # fmt: skip
+_of_mask("mask cast twice", "0 and 1 in every dtype", lambda s, m: s * m.int() + (1 - m.to(s.dtype)) * -1e9)
