@@ -120,7 +120,7 @@ class _Shrinker:
             new = self.part(value) if nested else self.field(key, value, default, kept)
             if new is not None and new != value:
                 changed[key] = new
-        return changed
+        return changed | _handed_out(default, len(kept))
 
     def part(self, default: Mapping[str, Any]) -> dict[str, Any]:
         """A nested configuration, whole: the one around it may have other defaults for it than its own class has."""
@@ -204,6 +204,8 @@ class _Shrinker:
             rate = self.dropped(key)
             return None if rate is None else [rate] * len(value)
         numbers = all(isinstance(v, int) and not isinstance(v, bool) for v in value)
+        if key in ("stage_names", "out_features", "out_indices") and default.get("stage_names"):
+            return None  # `_handed_out` knows
         if len(value) == _layer_count(default) and len(value) > len(kept):
             return [value[i] for i in kept]
         if key in ("depths", "layers", "stage_num_blocks", "num_layers") and numbers:
@@ -293,6 +295,15 @@ def _placed(value: list[int], layers: int) -> list[int] | None:
         return value
     first = 1 if min(value) > 0 else 0
     return sorted({first + i * max(1, (layers - first)) // len(value) for i in range(len(value))})
+
+
+def _handed_out(default: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """Which layers a backbone hands out, as many as before within those that stay; stages (`depths`) all do."""
+    names, wanted = default.get("stage_names"), default.get("out_indices")
+    if not names or not wanted or "depths" in default or layers + 1 >= len(names):
+        return {}
+    indices = sorted({-(-layers * (i + 1) // len(wanted)) for i in range(len(wanted))})
+    return {"out_indices": indices, "out_features": [names[i] for i in indices]}
 
 
 def _portions(parts: list[int], total: int) -> list[int]:
