@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def scale(reader: Reader, value: Value, dims: Dims) -> Scores:
     number, source = scaled(value, reader.constant)
-    if number is None or source is None or source.dim != value.dim:
+    if number is None or source is None:
         return _masked_and_scaled(reader, value, dims) or _factor(reader, value, dims)
     scores = reader.read(source, dims)
     scaled_by(scores, number, value)
@@ -40,7 +40,7 @@ def _masked_and_scaled(reader: Reader, value: Value, dims: Dims) -> Scores | Non
         return number
 
     number, source = scaled(value, now)
-    if number is None or source is None or source.dim != value.dim:
+    if number is None or source is None:
         return None
     scores = reader.read(source, dims)
     if not scores.fills:

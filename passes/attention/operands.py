@@ -52,7 +52,7 @@ def peel(operand: Operand, constant: Constant, *, grad: bool) -> tuple[Operand, 
             value = source
             continue
         number, inner = scaled(value, constant)
-        if inner is None or number is None or inner.dtype != value.dtype or inner.dim != value.dim:
+        if inner is None or number is None or inner.dtype != value.dtype:
             return Operand(value, resolve(dims)), scale
         value, scale = inner, scale * number
 
@@ -155,7 +155,7 @@ def complement(value: Value, constant: Constant) -> tuple[float, Value] | None:
         times, source = scaled(value, constant)
         # Small integers wrap around.
         wide = value.dtype.is_floating_point or value.dtype in (torch.int64, torch.int32)
-        if source is not None and isinstance(times, float) and source.dim == value.dim and wide:
+        if source is not None and isinstance(times, float) and wide:
             value, number = source, number * times
         elif value.name == "_to_copy" and value.dtype.is_floating_point:
             value = value.args[0]

@@ -201,7 +201,7 @@ class Weights:
         """Weights times a number, or a tensor that is the same for all keys: it moves behind the product with v."""
         walk = self.walk
         number, source = scaled(value, self.constant)
-        if number is not None and source is not None and source.dim == value.dim:
+        if number is not None and source is not None:
             walk.value, walk.weight = source, walk.weight * number
             return True
         if walk.numbers or (arg(value, "rounding_mode") if value.name == "div" else False):
