@@ -128,7 +128,7 @@ def cost_of(optimizer: torch.optim.Optimizer, notes: list[str], library: Library
             notes.append(f"optimizer {name} could not be rehearsed: {' '.join(str(error).split())[:120]}")
     sizes = sizes_of(_trained(_parameters(optimizer)))
     if by_formula(name):
-        return cost(name, sizes, gpu=gpu)
+        return cost(name, sizes, gpu=gpu, settings=optimizer.param_groups[0])
     state, source = _made(optimizer), "the state that it has made"
     if not state:
         state, source = _GUESSED_STATES * sum(p.nbytes for p in sizes), "assumed"

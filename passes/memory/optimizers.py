@@ -35,6 +35,7 @@ class OptimizerEntry:
     only: int | None = None
     others: str | None = None
     states: float = 0.0
+    states_per: Mapping[str, float] = field(default_factory=dict)
     bytes_per_element: float | None = None
     own: float = 0.0
     carried: float = 0.0
@@ -122,7 +123,8 @@ def cost(
         name: a name of the table.
         parameters: those that are trained, each once.
         gpu: they are on a GPU, where torch's optimizers work on all of them at once unless told otherwise.
-        settings: what it is constructed with, beyond the table's, e.g. {"fused": True}; for classes of torch only.
+        settings: what it is constructed with, beyond the table's, e.g. {"fused": True}; for a formula, those that
+            its state is made of.
         where: what a message begins with.
         library: as for `rehearse`.
 
@@ -130,10 +132,10 @@ def cost(
         ConfigError: no optimizer of that name.
     """
     entry = named(name, where)
-    if entry.kind is None or entry.states:
-        return OptimizerCost(entry.name, _formula_state(entry, parameters), _formula_step(entry, parameters, gpu),
-                             entry.source)  # fmt: skip
     given = {**entry.settings, **(settings or {})}
+    if entry.kind is None or entry.states:
+        return OptimizerCost(entry.name, _formula_state(entry, given, parameters),
+                             _formula_step(entry, parameters, gpu), entry.source)  # fmt: skip
     mine = [p for p in parameters if entry.only is None or len(p.shape) == entry.only]
     state, step = rehearse(torch_class(entry.kind), [{**given, "params": mine}], gpu=gpu, library=library)
     found = OptimizerCost(entry.name, state, step, entry.source)
@@ -169,9 +171,10 @@ def torch_class(kind: str) -> type[torch.optim.Optimizer]:
     return found  # type: ignore[no-any-return]
 
 
-def _formula_state(entry: OptimizerEntry, parameters: Sequence[ParameterSize]) -> int:
+def _formula_state(entry: OptimizerEntry, settings: Mapping[str, Any], parameters: Sequence[ParameterSize]) -> int:
     width = entry.bytes_per_element
-    return int(sum(entry.states * p.numel * (p.dtype.itemsize if width is None else width) for p in parameters))
+    states = entry.states + sum(each * settings[name] for name, each in entry.states_per.items())
+    return int(sum(states * p.numel * (p.dtype.itemsize if width is None else width) for p in parameters))
 
 
 def _formula_step(entry: OptimizerEntry, parameters: Sequence[ParameterSize], gpu: bool) -> int:

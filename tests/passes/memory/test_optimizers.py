@@ -209,6 +209,29 @@ def test_an_unknown_optimizer_is_counted_by_what_it_has_made() -> None:
     assert after is not None and after.state_bytes == 4 * 1200 and not after.notes
 
 
+def test_lbfgs_keeps_as_many_vectors_as_it_is_told_to() -> None:
+    model = nn.Linear(60, 40)
+    x = torch.randn(30, 60)
+    optimizer = torch.optim.LBFGS(model.parameters(), history_size=4, max_iter=8)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).tanh().square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    (state,) = (s for s in optimizer.state.values() if s)
+    assert len(state["old_dirs"]) == len(state["old_stps"]) == 4  # the history is full
+    kept = [*state["old_dirs"], *state["old_stps"], state["d"], state["prev_flat_grad"]]
+    found = find_optimizer(model.parameters())
+    assert found is not None
+    size = sum(p.nbytes for p in model.parameters())
+    # Two more are there while it steps: the flat gradient, and where the line search began.
+    assert found.state_bytes == sum(v.nbytes for v in kept) + 2 * size == 12 * size
+
+
 def test_frozen_parameters_have_no_state() -> None:
     model = nn.Sequential(nn.Linear(30, 40), nn.Linear(40, 50)).requires_grad_(False)
     model[1].requires_grad_(True)
