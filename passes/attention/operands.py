@@ -58,13 +58,17 @@ def peel(operand: Operand, constant: Constant, *, grad: bool) -> tuple[Operand, 
 
 
 def scaled(value: Value, constant: Constant) -> tuple[Number | None, Value | None]:
-    """`(c, x)` where `value` is `x * c`, of x's shape, for a finite number other than 0, or a symbolic one."""
+    """`(c, x)` where `value` is `x * c` and has x's shape, for a finite number other than 0, or a symbolic one."""
+    number, source = multiple(value, constant)
+    return (number, source) if source is not None and same_shape(source, value) else (None, None)
+
+
+def multiple(value: Value, constant: Constant) -> tuple[Number | None, Value | None]:
+    """`scaled`, where the number may be a tensor that repeats x."""
     if value.name not in ("mul", "div") or (value.name == "div" and arg(value, "rounding_mode")):
         return None, None
     for x, other in ((value.args[0], value.args[1]), (value.args[1], value.args[0])):
         if not isinstance(x, Value) or (value.name == "div" and x is not value.args[0]):
-            continue
-        if not same_shape(x, value):  # a tensor of one number that repeats x
             continue
         number = constant(other) if isinstance(other, Value) else other
         if isinstance(number, (torch.SymInt, torch.SymFloat)):  # of any sign, unless it is made of sizes: `positive`

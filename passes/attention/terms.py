@@ -14,7 +14,7 @@ import torch
 from optpass.passes.attention.fills import MINUS_INFINITY
 from optpass.passes.attention.ir import Value, arg
 from optpass.passes.attention.masks import MaskFacts
-from optpass.passes.attention.operands import PRODUCTS, Constant, scaled
+from optpass.passes.attention.operands import PRODUCTS, Constant, multiple
 from optpass.passes.attention.site import Bias
 
 #: Below it a float32 number does not change when a score or a bias is added.
@@ -150,7 +150,7 @@ def _terms_of(value: Value, constant: Constant) -> tuple[list[Value], float]:
     """What `value` is a sum, a multiple or a rearrangement of, and the factor; nothing where it is anything else."""
     inputs = [v for v in value.inputs() if v.tensor.is_floating_point()]
     if value.name in ("mul", "div"):
-        number, source = scaled(value, constant)
+        number, source = multiple(value, constant)
         return ([source], abs(number)) if source is not None and isinstance(number, float) else ([], 1.0)
     if value.name in ("add", "sub", "rsub"):
         plain = arg(value, "alpha") in (None, 1) and not any(a for a in value.args[:2] if not isinstance(a, Value))
@@ -174,6 +174,8 @@ def written(value: Value, times: float, constant: Constant) -> Iterator[float]:
         if number is not None:
             yield times * number
             continue
+        if value.leaf == "opaque" and value.version:  # written through an older view: any number
+            yield math.inf
         for part, factor in _parts_of(value, constant):
             if isinstance(part, Value):
                 todo.append((part, times * factor))
@@ -184,7 +186,7 @@ def written(value: Value, times: float, constant: Constant) -> Iterator[float]:
 def _parts_of(value: Value, constant: Constant) -> Iterator[tuple[object, float]]:
     """What each element of `value` is one of, or the sum of, and the number that multiplies it."""
     if value.name in ("mul", "div"):
-        number, source = scaled(value, constant)
+        number, source = multiple(value, constant)
         if source is not None and isinstance(number, float):
             yield source, number
     elif value.name in ("add", "sub", "rsub"):
