@@ -55,8 +55,8 @@ class Source:
             autocast={d: torch.get_autocast_dtype(d) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)},
         )
 
-    def trace(self) -> tuple[AtenGraph, ...]:
-        """The ATen graphs: forward, and backward if anything needs a gradient."""
+    def trace(self, *, as_inductor: bool = True) -> tuple[AtenGraph, ...]:
+        """The ATen graphs: forward, and backward if anything needs a gradient; `as_inductor` as for `trace`."""
         gm = fx.GraphModule(self.attributes, self.graph)
         with contextlib.ExitStack() as stack:
             if self.inference:
@@ -67,7 +67,7 @@ class Source:
             fake = compat.detect_fake_mode(self.inputs)
             if fake is not None and fake.shape_env is not None:
                 stack.enter_context(fake.shape_env.suppress_guards())  # the compiled code's guards are long settled
-            return trace(gm, self.inputs)
+            return trace(gm, self.inputs, as_inductor=as_inductor)
 
 
 def _fake_attributes(gm: fx.GraphModule, fake: compat.FakeTensorMode | None) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from optpass.backend.memory.growth import Growth
 from optpass.backend.memory.planned import Case, Planned
 from optpass.backend.memory.step import StepTensors
 from optpass.backend.memory.together import STEPS
+from optpass.backend.memory.ungraded import needs_of
 from optpass.backend.session import SESSIONS, Session, Timed
 from optpass.errors import BudgetInfeasibleError
 from optpass.options import Options, resolve
@@ -122,12 +123,14 @@ def _compile(
     finally:
         if trial:
             session.withdraw()
+    source = None if session.record.training else session.source
     session.after_compile()
     if memory is not None:
         kept.keep_or_find(memory, keys[-1] if keys else None, sources)
         session.file(record_of(memory))
         again = functools.partial(_compile_again, contents.original(), f"graph_{session.record.id}", resolved, mode)
-        compiled = Planned(compiled, case, again, tensors, memory, resolved, session.supersede, dynamic)
+        needs = None if source is None else needs_of(source, memory.executor, memory.patches)
+        compiled = Planned(compiled, case, again, tensors, memory, resolved, session.supersede, dynamic, needs)
     if guards:
         name = f"graph_{session.record.id}_without_contents"
         without = functools.partial(_compile_again, contents.original(), name, resolved, mode)

@@ -63,6 +63,11 @@ class Session:
         self._source: capture.Source | None = None
         self._tracing = threading.Lock()
 
+    @property
+    def source(self) -> capture.Source | None:
+        """The graph as it was captured; None after it was compiled before our eyes."""
+        return self._source
+
     # ---- the stages -------------------------------------------------------------------------------------------
 
     def before_autograd(

@@ -106,6 +106,7 @@ def beside(
     and those that graphs had been given, by graph.
 
     Args:
+        running: the backward; None before it.
         saved, live: as for `loss_behind`.
         lent: what graphs have read and returned that ran without gradients.
         step: graphs of the step.
@@ -132,7 +133,7 @@ def beside(
         known.update(r.leaf.buffers.alive())
     bytes_of_gradients = sum(size for key_, size in gradients.items() if key_ not in known)
     other = sum(size for key_, size in there.alive().items() if key_ not in known and key_ not in gradients)
-    if not others:
+    if not others and running is not None:
         own = {**run.inputs.alive(), **run.eager.alive()}
         own_bytes = sum(size for key_, size in own.items() if key_ not in known and key_ not in gradients)
         leaf.beside = max(leaf.beside, other - own_bytes)

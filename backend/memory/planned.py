@@ -72,6 +72,7 @@ class Planned:
         options: of the compile.
         superseded: called when another plan takes the place of this one.
         dynamic: sizes that may change from call to call, as `Growth` takes them.
+        needs: bytes that the graph needs beside what it is given where it has no backward; None where it has one.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Planned:
         options: Options,
         superseded: Callable[[], None],
         dynamic: Sequence[tuple[int, Any, int]] = (),
+        needs: Callable[[], int] | None = None,
     ) -> None:
         self._case, self._again, self._superseded = case, again, superseded
         self._leaf = Leaf(
@@ -104,6 +106,7 @@ class Planned:
         self._others: dict[tuple[bool, bool], Callable[..., Any]] = {}
         self._served: Callable[..., Any] | None = None  #: what served the last forward
         self._lock = threading.Lock()
+        self._needs = needs
 
     @staticmethod
     def first_case(tensors: StepTensors, example_inputs: Sequence[Any]) -> Case:
@@ -117,7 +120,7 @@ class Planned:
         compiled = self._compiled
         if not torch.is_grad_enabled():
             result = (compiled or self._others[self._case.gradients, False])(*args)
-            STEPS.lend(args, result)
+            STEPS.lend(args, result, self._needs)
             return result
         if is_in_backward():  # a checkpoint runs its forward again, which must meet the plan that it met before
             return self._run(self._served or compiled, args)
@@ -134,8 +137,9 @@ class Planned:
     def _run(self, serving: Callable[..., Any] | None, args: Sequence[Any]) -> Any:
         serving = serving or self._others[self._case.gradients, False]
         result = serving(*args)
-        if serving is self._compiled:  # the others see to their runs themselves
-            STEPS.leave(self._leaf, args, result)
+        own = serving is self._compiled  # the others see to their runs themselves
+        if own and not STEPS.leave(self._leaf, args, result) and self._needs is not None:
+            STEPS.lend(args, result, self._needs)
         return result
 
     def _is_crowded(self) -> bool:

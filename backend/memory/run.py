@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from optpass.backend.compat import memory_autograd as autograd
+from optpass.backend.compat.memory_backward import Held
 from optpass.backend.memory.eager_timeline import Shapes
 from optpass.backend.memory.leaves import Leaf, Stores
 from optpass.backend.memory.tail import GENERATOR_BYTES
@@ -32,6 +33,9 @@ class Run:
         gone_before: bytes of outputs of the runs before it that callers had let go of when it began.
         let_go: its outputs that were released: the place of the next node of autograd, and their bytes.
         let_go_before: how many of these were before the backward began.
+        behind: bytes that a graph without gradients needed that ran behind it, with what was there beside it.
+        behind_at: the place of the node of autograd that was next then.
+        behind_saved: what eager operators had saved by then, in bytes.
     """
 
     leaf: Leaf
@@ -49,6 +53,9 @@ class Run:
     done: bool = False
     let_go: list[tuple[int, int]] = field(default_factory=list)
     let_go_before: int = 0
+    behind: int = 0
+    behind_at: int = 0
+    behind_saved: int = 0
     _outputs: list[Any] = field(default_factory=list, repr=False)
 
     def watch_outputs(self) -> None:
@@ -57,6 +64,23 @@ class Run:
             if not self.inputs.has(storage):
                 noted = functools.partial(_note, self.let_go, storage.nbytes())
                 self._outputs.append(weakref.ref(storage, noted))
+
+    def ungraded(self, needed: int) -> None:
+        """A graph without gradients has run behind it, and needed so many bytes, with what was there beside it."""
+        if needed > self.behind:
+            self.behind, self.behind_at = needed, autograd.next_order()
+
+    def note_saved(self, known: Mapping[int, Held], counted: Stores) -> None:
+        """Note what eager nodes hold that were there when a graph without gradients ran behind it.
+
+        Args:
+            known: what nodes hold, by their places.
+            counted: what counts otherwise.
+        """
+        if self.behind:
+            saved = [ref() for place, one in known.items() if place < self.behind_at for ref in one.storages]
+            own = {s._cdata: s.nbytes() for s in saved if s is not None and not counted.has(s)}
+            self.behind_saved = sum(own.values())
 
     def gone(self) -> int:
         """Bytes of gradients that were there in its forward and have been released since (`zero_grad`)."""

@@ -29,6 +29,7 @@ from optpass.backend.memory.leaves import Leaf, Stores, parameters_of
 from optpass.backend.memory.look import beside, loss_behind
 from optpass.backend.memory.run import Chain, Run, note_held, own_storages
 from optpass.backend.memory.situation import Beside
+from optpass.backend.memory.ungraded import Lent
 from optpass.errors import BudgetInfeasibleError
 
 #: Chains of runs that are remembered, to find which of them make up one step.
@@ -52,8 +53,7 @@ class Steps:
         self._after_backward = True
         self._gone = 0
         self._traced = False
-        self._lent = Stores()
-        self._lent_now = Stores()
+        self._lent = Lent()
         self._known: dict[int, Held] = {}
         self._watch = Watch(Stores())
         self._unwatch: Callable[[], None] | None = None
@@ -72,9 +72,7 @@ class Steps:
     def lent(self) -> Stores:
         """What graphs have read and returned that ran without gradients since the last backward, as a teacher's do."""
         with self._lock:
-            found = Stores()
-            found.update(self._lent_now)
-            return found
+            return self._lent.lately()
 
     def waiting(self) -> list[Leaf]:
         """The leaves of the runs that wait for their backward, one that runs several times as often."""
@@ -100,7 +98,7 @@ class Steps:
         with self._lock:
             self._live.clear()
             self._chains.clear()
-            self._lent_now = Stores()
+            self._lent.begin()
             self._after_backward = True
 
     def _go_back(self, step: Sequence[Leaf]) -> None:
@@ -154,11 +152,11 @@ class Steps:
         self._chains.append(now)
         return step
 
-    def leave(self, leaf: Leaf, args: Sequence[Any], result: Any) -> None:
-        """A leaf's forward has run."""
+    def leave(self, leaf: Leaf, args: Sequence[Any], result: Any) -> bool:
+        """A leaf's forward has run; whether there is a backward to it."""
         node = autograd.compiled_node(result)
         if node is None:
-            return
+            return False
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
         parameters = [args[i] for i in leaf.parameters]
         outputs = [r for r in torch.utils._pytree.tree_leaves(result) if isinstance(r, torch.Tensor)]
@@ -195,6 +193,7 @@ class Steps:
                 self._unwatch = watch_backwards(self._begins)
         if run.looked_at:  # a hook holds the gradients that it is given, and is not to stay
             node.register_prehook(untraced(lambda *_: self._backward(run)))
+        return True
 
     def _looks_at(self, leaf: Leaf) -> bool:
         beside = leaf.situations.get(self._others())
@@ -207,14 +206,24 @@ class Steps:
         """The runs that wait for their backward, beside `run`."""
         return frozenset(Counter(r.leaf for r in self._live if r is not run).items())
 
-    def lend(self, args: Sequence[Any], result: Any) -> None:
-        """A graph has run without gradients: what the caller holds of it is there in the step, too."""
-        tensors = [t for t in torch.utils._pytree.tree_leaves((args, result)) if isinstance(t, torch.Tensor)]
-        tensors = [t for t in tensors if not (t.requires_grad and t.is_leaf)]  # what is trained is known otherwise
+    def lend(self, args: Sequence[Any], result: Any, needs: Callable[[], int] | None = None) -> None:
+        """A graph has run without gradients: what the caller holds of it is there in the step, too.
+
+        Args:
+            args, result: of the call.
+            needs: bytes that it needed beside what it was given.
+        """
         with self._lock:
-            for lent in (self._lent, self._lent_now):
-                lent.prune()
-                lent.add(tensors)
+            self._lent.add(args)
+            if needs is not None:
+                self._sweep()
+                run = self._live[-1] if self._live else None
+                if run is not None and run.looked_at:
+                    gradients, other, (gone, _) = beside(
+                        run, None, [], self._live, self._lent.stores, self._known_leaves()
+                    )
+                    run.ungraded(gradients + other - gone + needs())
+            self._lent.add(result)
 
     def traced(self) -> None:
         """A graph was compiled. What Dynamo has traced holds the tensors that it met, in cycles."""
@@ -227,9 +236,9 @@ class Steps:
                 self._traced = False
                 gc.collect()
             nodes = list(autograd.walk(roots, autograd.is_compiled))
-            if autograd.running_backward() is None:
+            elsewhere, outermost = Stores(), autograd.running_backward() is None
+            if outermost:
                 self._known.clear()
-                elsewhere = Stores()
                 for run in self._live:
                     run.let_go_before = len(run.let_go)
                     for counted in (run.inputs, run.outputs, run.eager):
@@ -239,6 +248,10 @@ class Steps:
                 self._watch.end()
                 self._watch = Watch(elsewhere)
             self._known.update(held_by_nodes(roots, autograd.is_compiled))
+            if outermost:
+                elsewhere.update(self._lent.stores)
+                for run in self._live:
+                    run.note_saved(self._known, elsewhere)
             self._watch.follow(
                 nodes, self._known, lambda node: temporaries_of(node, self._known.get(autograd.order(node)))
             )
@@ -249,7 +262,7 @@ class Steps:
         with self._lock:
             self._sweep()
             self._after_backward = True
-            self._lent_now = Stores()
+            self._lent.begin()
             if run.looked_at:
                 self._look(run, running)
             if running is None or not running.keeps:
@@ -263,7 +276,7 @@ class Steps:
         waiting, saved = (0, []) if running is None else pending(running.roots, run.node())
         if running is not None:
             loss, made = loss_behind(run, running, saved, self._live, self._watch, self._known)
-        gradients, other, outputs = beside(run, running, saved, self._live, self._lent, self._known_leaves())
+        gradients, other, outputs = beside(run, running, saved, self._live, self._lent.stores, self._known_leaves())
         gradients, gone = gradients + run.gone(), outputs[0] + run.gone()
         # Of what is there now, gradients that wait and those of the loss's parameters were not there in its forward,
         # and are part of what was seen in its backward.
@@ -273,7 +286,7 @@ class Steps:
         behind = there + since + loss.backward_bytes if loss.backward_bytes else 0
         # Outputs that had gone before its forward are not there in it, and what is gone behind the loss is less.
         early = min(run.gone_before, other, gone)
-        in_loss = there - early + loss.forward_bytes
+        in_loss = max(there - early + loss.forward_bytes, run.behind + run.behind_saved)
         news = situation.widen(gradients, other - early + waiting, since + early, in_loss, behind)
         if loss.backward_bytes < before.backward_bytes and leaf.seen_at:
             loss = replace(loss, timeline=before.timeline)

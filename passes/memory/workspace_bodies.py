@@ -54,11 +54,21 @@ def _peak(graph: fx.Graph, inner: Inner, hint: Callable[[Any], int]) -> tuple[in
     """Most bytes at one time above the inputs, and those of the outputs."""
     home: dict[fx.Node, fx.Node] = {}
     size: dict[fx.Node, int] = {}
+    allocated: dict[fx.Node, int] = {}
+    results: dict[tuple[Any, ...], fx.Node] = {}
     for node in graph.nodes:
-        base = node.args[0] if is_item(node) else view_base(node)
-        home[node] = home.get(base, base) if isinstance(base, fx.Node) else node
+        several = node.args[0] if is_item(node) else None
+        base = several if isinstance(several, fx.Node) else view_base(node)
+        # Each result of an operator that gives several is a storage of its own; those of `split` are views of one.
+        item = base if base is several and base is not None and home[base] is base else None
+        if item is not None:
+            base = results.setdefault(node.args, node)
+        home[node] = home.get(base, base) if base is not None else node
         if node.op == "call_function" and home[node] is node:
             size[node] = sum(nbytes(value, hint) for value in _tensors(node.meta.get("val")))
+            allocated[node] = 0 if item is not None else size[node]
+            if item is not None:  # what no item takes goes with the tuple
+                size[item] -= size[node]
     last = {home[used]: node for node in graph.nodes for used in node.all_input_nodes}
     dying: dict[fx.Node, list[fx.Node]] = {}
     for storage, node in last.items():
@@ -67,7 +77,7 @@ def _peak(graph: fx.Graph, inner: Inner, hint: Callable[[Any], int]) -> tuple[in
     for node in graph.nodes:
         if node.op == "output":
             break
-        live += size.get(node, 0)
+        live += allocated.get(node, 0)
         peak = max(peak, live + (inner(node) if node.op == "call_function" else 0))
         gone = dying.get(node, ()) if node in last else (*dying.get(node, ()), node)  # nobody reads it
         live -= sum(size.get(storage, 0) for storage in gone if home[storage] is storage)

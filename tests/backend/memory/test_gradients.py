@@ -120,6 +120,22 @@ def test_loops_inside_an_operator_count(steps):
     assert ran.peak <= ran.figure("predicted_peak_bytes") <= 1.05 * ran.peak
 
 
+def test_branches_inside_an_operator_count(steps):
+    """The backward of a branch returns the gradients of both, some of which are one of several results."""
+
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = (nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64)) for _ in range(2))
+
+        def forward(self, x):
+            return torch.cond(x.sum() > 0, self.one, self.two, (x,)).square().mean()
+
+    torch.manual_seed(0)
+    ran = steps.run(Branches(), [torch.randn(256, 32) + 0.5])
+    assert ran.figure("predicted_peak_bytes") == pytest.approx(ran.peak, rel=0.001)
+
+
 def _eager(model, inputs):
     mine = copy.deepcopy(model)
     torch.manual_seed(7)
