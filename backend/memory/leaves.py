@@ -69,6 +69,7 @@ class Leaf:
         keeps_outputs: most outputs were still held by the caller in its backward.
         kept_outputs: bytes of those that were, at most.
         left: bytes of outputs, and of what was made of them, that the caller held then, as when an optimizer steps.
+        stepping: bytes that a compiled step of an optimizer takes which trains it; None where none was seen.
         keeps_graph: a backward was asked to keep what it has saved, for another one; None once that was said.
         runs: calls with gradients.
         share: what it may use from its next call on, where that has changed; `next` is what then took its place.
@@ -98,6 +99,7 @@ class Leaf:
     keeps_outputs: bool = False
     kept_outputs: int = 0
     left: int = 0
+    stepping: int | None = None
     keeps_graph: bool | None = False
     retained: int = 0
     runs: int = 0
@@ -125,7 +127,7 @@ class Leaf:
         self.loss, self.seen = leaf.loss, leaf.seen
         self.keeps_outputs, self.kept_outputs = leaf.keeps_outputs, leaf.kept_outputs
         self.since_loss, self.left, self.keeps_graph = leaf.since_loss, leaf.left, leaf.keeps_graph
-        self.seen_at, self.beside, self.again = leaf.seen_at, leaf.beside, leaf.again
+        self.seen_at, self.beside, self.again, self.stepping = leaf.seen_at, leaf.beside, leaf.again, leaf.stepping
 
     def see(self, loss: EagerLoss, retained: bool) -> None:
         """Take in a loss that was seen, of which the situations have what it needs beside what they hold. Where the

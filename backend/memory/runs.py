@@ -29,7 +29,7 @@ from optpass.backend.memory.leaves import Leaf, Stores, parameters_of
 from optpass.backend.memory.look import beside, loss_behind
 from optpass.backend.memory.run import Chain, Run, note_held, own_storages
 from optpass.backend.memory.situation import Beside
-from optpass.backend.memory.ungraded import Lent
+from optpass.backend.memory.ungraded import Lent, note_stepping
 from optpass.errors import BudgetInfeasibleError
 
 #: Chains of runs that are remembered, to find which of them make up one step.
@@ -54,6 +54,7 @@ class Steps:
         self._gone = 0
         self._traced = False
         self._lent = Lent()
+        self._asked: weakref.WeakSet[Callable[[], int]] = weakref.WeakSet()
         self._known: dict[int, Held] = {}
         self._watch = Watch(Stores())
         self._unwatch: Callable[[], None] | None = None
@@ -218,6 +219,9 @@ class Steps:
             if needs is not None:
                 self._sweep()
                 run = self._live[-1] if self._live else None
+                if run is None and needs not in self._asked:
+                    self._asked.add(needs)
+                    note_stepping([leaf.latest() for chain in self._chains for leaf in chain.leaves], args, needs)
                 if run is not None and run.looked_at:
                     gradients, other, (gone, _) = beside(
                         run, None, [], self._live, self._lent.stores, self._known_leaves()

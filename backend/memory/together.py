@@ -167,7 +167,8 @@ def _seen(leaves: Sequence[Leaf]) -> Step:
     present = [present_of(leaf) for leaf in leaves]
     inputs = max((b.other for leaf in leaves for b in leaf.situations.values()), default=0)
     left = max((leaf.left for leaf in leaves), default=0)
-    at_optimizer = always.total + inputs + left + trained + optimizer.stepping
+    compiled = [leaf.stepping + ENGINE_BYTES for leaf in leaves if leaf.stepping is not None]  # and a few numbers
+    at_optimizer = always.total + inputs + left + trained + max(compiled, default=optimizer.stepping)
     return Step(leaves, always, at_optimizer, optimizer.name, bounds, present)
 
 

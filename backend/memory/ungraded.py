@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import fx
 
 from optpass.backend import compat
 from optpass.backend.capture import Source
-from optpass.backend.memory.leaves import Stores
+from optpass.backend.memory.leaves import Leaf, Stores, parameters_of
 from optpass.backend.memory.replay import Executor, replay_graph, replay_inductor
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,21 @@ class Lent:
         found = Stores()
         found.update(self._lately)
         return found
+
+
+def note_stepping(leaves: Iterable[Leaf], args: Sequence[Any], needs: Callable[[], int]) -> None:
+    """A graph that ran without gradients was the step of an optimizer if it was given the gradients of others.
+
+    Args:
+        leaves: graphs that have run lately.
+        args: what it was given.
+        needs: bytes that it needed beside that.
+    """
+    given = Stores(t for t in args if isinstance(t, torch.Tensor))
+    for leaf in set(leaves):
+        if any(p.grad is not None and given.has(p.grad.untyped_storage()) for p in parameters_of([leaf])):
+            leaf.stepping = max(leaf.stepping or 0, needs())
+            leaf.news = True
 
 
 def needs_of(source: Source, executor: Executor, patches: dict[str, Any] | None) -> Callable[[], int]:

@@ -153,6 +153,11 @@ def _gelu_backward(call: Call) -> int:
     return copied(gradient) * (2 if torch._prims_common.is_non_overlapping_and_dense_or_false(gradient) else 1)
 
 
+def _fma(call: Call) -> int:
+    """Outside of generated code it is a product and a sum."""
+    return nbytes(result) if (result := call.result()) is not None else 0
+
+
 def _pair_loss(call: Call) -> int:
     """Element-wise losses are computed whole before they are reduced."""
     return 0 if call.get("reduction", _MEAN) == _NONE else _whole(call)
@@ -213,6 +218,7 @@ RULES: Mapping[str, Callable[[Call], int]] = {
     "native_dropout": _dropout,
     "native_dropout_backward": _dropout_backward,
     "gelu_backward": _gelu_backward,
+    "prims.fma": _fma,
     "mse_loss": _pair_loss,
     "smooth_l1_loss": _pair_loss,
     "huber_loss": _pair_loss,

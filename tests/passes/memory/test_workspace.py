@@ -177,6 +177,8 @@ CASES: dict[str, Callable[[random.Random], Case]] = {
     "upsample linear": lambda r: (aten.upsample_bilinear2d.default, (*_resized(r), False), {}),
     "upsample cubic": lambda r: (aten.upsample_bicubic2d.default, (*_resized(r), False), {}),
 }  # fmt: skip
+if hasattr(torch.ops.prims, "fma"):  # Inductor's, from torch 2.12 on
+    CASES["fused multiply and add"] = lambda r: _like(r, torch.ops.prims.fma.default, (f32, f32, f32))
 
 
 def measured(case: Case) -> tuple[int, Any]:
