@@ -5,8 +5,9 @@ targets, masks and constants. For `backend.memory`; nothing here counts bytes.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -18,7 +19,6 @@ from optpass.backend.compat.memory_autograd import (
     leaf_of,
     order,
     saved_by_function,
-    walk,
 )
 from optpass.backend.compat.memory_hooks import checkpoint_of
 
@@ -54,14 +54,14 @@ class Held:
         results_of: nodes whose results are saved: their `order`, and whether it is a compiled graph.
         storages: of all that it has saved, its own results too; weakly.
         checkpoints: which make what it has saved again when its backward runs, and hold it until then; weakly.
-        again: how many tensors that are.
+        again: the bytes of each of these tensors, parameters aside; None where that is not known.
     """
 
     outside: tuple[Outside, ...]
     results_of: tuple[tuple[int, bool], ...]
     storages: tuple[weakref.ref[Any], ...] = ()
     checkpoints: tuple[weakref.ref[Any], ...] = ()
-    again: int = 0
+    again: tuple[int | None, ...] = ()
 
     def recomputed(self) -> list[torch.Tensor]:
         """What its checkpoints have made again and still hold."""
@@ -110,12 +110,12 @@ def untraced(function: Callable[..., Any], recursive: bool = True) -> Callable[.
     return disabled
 
 
-def held_by_nodes(roots: Iterable[Any], stop: Callable[[Any], bool]) -> dict[int, Held]:
+def held_by_nodes(nodes: Iterable[Any]) -> dict[int, Held]:
     """What eager nodes hold, by their `order`; a node is missing whose saved tensors cannot be read, but for one inside
     of a checkpoint, which holds none."""
     found = {}
-    for node in walk(roots, stop):
-        if leaf_of(node) is None and not stop(node):
+    for node in nodes:
+        if leaf_of(node) is None:
             held = _held(node)
             if held is not None:
                 found[order(node)] = held
@@ -127,7 +127,7 @@ def _held(node: Any) -> Held | None:
     results: list[tuple[int, bool]] = []
     storages: list[weakref.ref[Any]] = []
     checkpoints: dict[int, weakref.ref[Any]] = {}
-    again = 0
+    again: list[int | None] = []
     for raw in dir(node):
         name = raw.removeprefix("_raw")
         if not raw.startswith("_raw_saved_"):
@@ -137,7 +137,7 @@ def _held(node: Any) -> Held | None:
                 frames = _checkpoints(node, raw)
                 if not frames:
                     return None
-                again += len(frames)
+                again += _made_again(node, raw, frames)
                 new = [frame for frame in frames if id(frame) not in checkpoints]
                 checkpoints.update((id(frame), weakref.ref(frame)) for frame in new)
                 value = [tensor for frame in new for tensor in _given(frame)]
@@ -159,7 +159,16 @@ def _held(node: Any) -> Held | None:
                 outside.append(
                     Outside(storage._cdata, weakref.ref(storage), storage.nbytes(), _extent(tensor), floating)
                 )
-    return Held(tuple(outside), tuple(results), tuple(storages), tuple(checkpoints.values()), again)
+    return Held(tuple(outside), tuple(results), tuple(storages), tuple(checkpoints.values()), tuple(again))
+
+
+def held_by_checkpoints(node: Any) -> list[torch.Tensor]:
+    """What checkpoints hold, to begin from, that make again what `node` keeps."""
+    try:
+        frames = [frame for raw in dir(node) if raw.startswith("_raw_saved_") for frame in _checkpoints(node, raw)]
+    except RuntimeError:  # released
+        return []
+    return [tensor for frame in {id(frame): frame for frame in frames}.values() for tensor in _given(frame)]
 
 
 def _checkpoints(node: Any, raw: str) -> list[Any]:
@@ -177,13 +186,48 @@ def _checkpoints(node: Any, raw: str) -> list[Any]:
     return found
 
 
+def _made_again(node: Any, raw: str, frames: Sequence[Any]) -> list[int | None]:
+    """Bytes of the tensors that a node keeps under the name `raw` and checkpoints make again, by the notes that they
+    have taken of each to compare it with."""
+    kept = getattr(node, raw)
+    kept = kept if isinstance(kept, (list, tuple)) else [kept]
+    leaves = [shape for n, _ in node.next_functions for shape in _shapes_of_leaf(n)]
+    found: list[int | None] = []
+    for one, frame in zip((k for k in kept if k.unpack_hook is not None), frames, strict=True):
+        held, notes = getattr(one, "data", None), getattr(frame, "x_metadatas", ())
+        places = [i for i, holder in enumerate(getattr(frame, "weak_holders", ())) if holder() is held]
+        note = notes[places[0]] if places and places[0] < len(notes) else None
+        if not isinstance(note, dict) or not isinstance(note.get("dtype"), torch.dtype) or "shape" not in note:
+            found.append(None)
+        elif tuple(note["shape"]) not in leaves:
+            found.append(prod(note["shape"]) * note["dtype"].itemsize)
+    return found
+
+
+def _shapes_of_leaf(node: Any) -> list[tuple[int, ...]]:
+    """The shape of the leaf that `node` is of, or of its transpose."""
+    if node is not None and node.name() == "TBackward0":
+        return [shape[::-1] for shape in _shapes_of_leaf(node.next_functions[0][0])]
+    leaf = None if node is None else leaf_of(node)
+    return [] if leaf is None else [tuple(leaf.shape)]
+
+
 def _given(frame: Any) -> list[torch.Tensor]:
-    """What a checkpoint holds to begin from; before torch 2.13 a node held it."""
+    """What a checkpoint holds to begin from, states of generators included; before torch 2.13 a node held it."""
+    cells = getattr(getattr(frame, "recompute_fn", None), "__closure__", None) or ()
+    states = [tensor for cell in cells if isinstance(tensor := _content(cell), torch.Tensor)]
     node = getattr(getattr(frame, "input_saver", None), "grad_fn", None)
     if node is not None:
-        return saved_by_function(node)
+        return [*saved_by_function(node), *states]
     kept = [one for one in getattr(frame, "saved_args", ()) if hasattr(one, "unpack") and one.unpack_hook is None]
-    return [tensor for one in kept if isinstance(tensor := one.unpack(), torch.Tensor)]
+    return [*(tensor for one in kept if isinstance(tensor := one.unpack(), torch.Tensor)), *states]
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty
+        return None
 
 
 def _extent(tensor: torch.Tensor) -> tuple[tuple[int, ...], int]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from optpass.backend.compat import memory_autograd as autograd
+from optpass.backend.compat.memory_backward import held_by_checkpoints
 
 
 def held_upstream(tensors: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -23,7 +24,7 @@ def held_upstream(tensors: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], 
         if leaf is not None:
             leaves.append(leaf)
         elif not autograd.is_compiled(node):
-            saved += autograd.saved_by_operator(node)
+            saved += [*autograd.saved_by_operator(node), *autograd.saved_by_function(node), *held_by_checkpoints(node)]
     return saved, leaves
 
 

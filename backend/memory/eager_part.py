@@ -56,7 +56,7 @@ class EagerLoss:
     forward_bytes: int = 0
     held_bytes: int = 0
     backward_bytes: int = 0
-    leaves: tuple[torch.Tensor, ...] = ()
+    leaves: tuple[torch.Tensor, ...] = field(default=(), compare=False, repr=False)
     reads_outputs: bool = False
     kept_bytes: int = 0
     between: tuple[float, float] = field(default=(-inf, inf), compare=False, repr=False)
@@ -98,7 +98,7 @@ def loss_of(
         let_go: of outputs that are released before the backward: the order of the next node, and bytes.
     """
     walk = _Walk(ours, given, known or {}, set(kept), run, inside or {}, let_go)
-    for node in autograd.walk(roots, ours):
+    for node in autograd.walk(roots, ours if run is None else lambda node: node is run):
         walk.add(node)
     return walk.measured()
 
@@ -122,13 +122,12 @@ class _Walk:
     compiled: list[int] = field(default_factory=list)
 
     def add(self, node: Any) -> None:
-        leaf = autograd.leaf_of(node)
-        if leaf is not None:
-            self.leaves.append(leaf)
-        elif self.ours(node):
+        if self.ours(node):
             self.compiled.append(autograd.order(node))
-        else:
+        elif autograd.leaf_of(node) is None:
             self.nodes.append(node)
+            found = (autograd.leaf_of(n) for n, _ in node.next_functions if n is not None)
+            self.leaves += [leaf for leaf in found if leaf is not None]
 
     def measured(self) -> EagerLoss:
         self.nodes.sort(key=lambda node: node._sequence_nr())

@@ -76,10 +76,12 @@ class Watch:
             scratch, again = Scratch(), held[place].recomputed if held[place].checkpoints else _nothing
             # What a checkpoint runs there is the user's own code.
             inside = Inside(scratch.of) if again is _nothing and Inside.can_watch(node) else None
-            number = temporaries(node) + held[place].again  # which are gone when it has run
-            self._handles.append(node.register_prehook(untraced(self._before(place, inside))))
+            unknown = held[place].again.count(None)
+            numbers = temporaries(node), unknown, sum(size or 0 for size in held[place].again)
+            made: list[tuple[Any, int]] = []
+            self._handles.append(node.register_prehook(untraced(self._before(place, inside, again, made))))
             self._handles.append(
-                node.register_hook(untraced(self._after(place, slots, number, inside, scratch, again)))
+                node.register_hook(untraced(self._after(place, slots, numbers, inside, scratch, again, made)))
             )
 
     def end(self) -> None:
@@ -150,9 +152,13 @@ class Watch:
             return -id(leaf)
         return -1 if node is None else autograd.order(node)
 
-    def _before(self, place: int, inside: Inside | None) -> Callable[[Sequence[Any]], None]:
+    def _before(
+        self, place: int, inside: Inside | None, again: Callable[[], list[torch.Tensor]],
+        made: list[tuple[Any, int]],
+    ) -> Callable[[Sequence[Any]], None]:  # fmt: skip
         def hook(gradients: Sequence[Any]) -> None:
             self._sweep()
+            made[:] = Stores(again()).sizes()
             # What is new here is a sum, which was there beside what it is of. Seen from here none is made in place.
             slots = [(place, index) for index in range(len(gradients))]
             apart = [g for slot, g in zip(slots, gradients, strict=True) if slot not in self._in_place]
@@ -174,10 +180,11 @@ class Watch:
         self,
         place: int,
         slots: Sequence[tuple[int, int]],
-        number: int,
+        numbers: tuple[int, int, int],
         watched: Inside | None,
         scratch: Scratch,
         again: Callable[[], list[torch.Tensor]],
+        recomputed: list[tuple[Any, int]],
     ) -> Callable[[Sequence[Any], Sequence[Any]], None]:
         def hook(made: Sequence[Any], given: Sequence[Any]) -> None:
             most = None if watched is None else watched.end()
@@ -189,7 +196,10 @@ class Watch:
             largest = max((storage.nbytes() for storage in results if storage._cdata not in self._seen), default=0)
             new = self._take_in(results)
             # One result is made after another, and what was allocated for it is released before the next.
+            # What a checkpoint had made again for it is gone, too; if it was made while it ran, nobody has seen it.
+            number, unseen = (numbers[0], 0) if recomputed else (numbers[0] + numbers[1], numbers[2])
             inside = number * max(mine, largest) if new else 0
+            inside += unseen + sum(size for storage, size in recomputed if storage() is None)
             if most is not None:
                 inside = max(0, most - new)
                 self._asked.extend((len(self._events), beside - new, call) for beside, call in scratch.asked)

@@ -64,6 +64,7 @@ class Leaf:
         again: a checkpoint runs it again in the backward; it holds nothing but its outputs until then.
         seen, seen_at: a backward was seen, so that `loss` and what is kept are known; shapes of what it was given then.
         beside: bytes that were there in its backward beside what it was given, where nothing else waited.
+        given: of these and what it was given, bytes of what eager operators have not made.
         since_loss: as in the situations, at most.
         retained: most bytes that the loss needs in a backward that keeps the graph.
         keeps_outputs: most outputs were still held by the caller in its backward.
@@ -95,6 +96,7 @@ class Leaf:
     seen: bool = False
     seen_at: Shapes = ()
     beside: int = 0
+    given: int = 0
     since_loss: int = 0
     keeps_outputs: bool = False
     kept_outputs: int = 0
@@ -128,6 +130,7 @@ class Leaf:
         self.keeps_outputs, self.kept_outputs = leaf.keeps_outputs, leaf.kept_outputs
         self.since_loss, self.left, self.keeps_graph = leaf.since_loss, leaf.left, leaf.keeps_graph
         self.seen_at, self.beside, self.again, self.stepping = leaf.seen_at, leaf.beside, leaf.again, leaf.stepping
+        self.given = leaf.given
 
     def see(self, loss: EagerLoss, retained: bool) -> None:
         """Take in a loss that was seen, of which the situations have what it needs beside what they hold. Where the

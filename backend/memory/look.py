@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -58,7 +58,7 @@ def loss_behind(
     kept = sum(sizes) - min(sum(size for size in sizes if size <= ENGINE_BYTES), ENGINE_BYTES // 2)
     leaf.left = max(leaf.left, kept + part - min(part, ENGINE_BYTES // 4))  # a loss is among an optimizer's numbers
     kept += 0 if leaf.keeps_outputs else part
-    if node is None or all(n is not node for n in autograd.walk(running.roots, autograd.is_compiled)):
+    if node is None or all(n is not node for n in autograd.walk(running.roots, lambda n: n is node)):
         return EagerLoss(kept_bytes=kept), 0
     targets = [t for t in held if not t.requires_grad]
     if not leaf.situations:  # once: what it keeps from step to step, say outputs in a list, only grows
@@ -116,28 +116,36 @@ def beside(
         saved = [*saved, *held_in(running.outer)]
     others = [r for r in live if r is not run]
     parameters = parameters_of(step)
-    there = Stores(saved)
+    there = Stores()
     there.update(lent)
     if lent.alive():  # to an optimizer whose step is compiled: counted as its state
         there.drop(Stores(states_of(parameters)))
     for r in (run, *others):
         there.update(r.inputs)
-        there.update(r.eager)
     for known_leaf in step:  # what the caller gave to other graphs, and still holds
         there.update(known_leaf.inputs)
+    there.add(t for t in saved if t.grad_fn is None)
+    given = there.alive()
+    there.add(saved)
+    for r in (run, *others):
+        there.update(r.eager)
     known = Stores(parameters).alive()
     gradients = Stores([p.grad for p in parameters if p.grad is not None]).alive()
     for r in (run, *others):
-        given = r.inputs.alive()  # what is handed back as it came is no result
-        known.update({key_: size for key_, size in r.outputs.alive().items() if key_ not in given})
+        own = r.inputs.alive()  # what is handed back as it came is no result
+        known.update({key_: size for key_, size in r.outputs.alive().items() if key_ not in own})
         known.update(r.leaf.buffers.alive())
     bytes_of_gradients = sum(size for key_, size in gradients.items() if key_ not in known)
-    other = sum(size for key_, size in there.alive().items() if key_ not in known and key_ not in gradients)
+    counted = known.keys() | gradients.keys()
+    other = _bytes_but(counted, there.alive())
     if not others and running is not None:
-        own = {**run.inputs.alive(), **run.eager.alive()}
-        own_bytes = sum(size for key_, size in own.items() if key_ not in known and key_ not in gradients)
-        leaf.beside = max(leaf.beside, other - own_bytes)
+        leaf.beside = max(leaf.beside, other - _bytes_but(counted, {**run.inputs.alive(), **run.eager.alive()}))
+        leaf.given = max(leaf.given, _bytes_but(counted, given))
     handed_on: Counter[Leaf] = Counter()
     for r in others:
         handed_on.update(r.handed_on(live))
     return bytes_of_gradients, other, (sum(r.released_outputs() for r in others), dict(handed_on))
+
+
+def _bytes_but(counted: Collection[int], there: Mapping[int, int]) -> int:
+    return sum(size for key, size in there.items() if key not in counted)

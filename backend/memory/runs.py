@@ -239,19 +239,19 @@ class Steps:
             if self._traced:  # else what earlier micro-batches returned counts as held, and is
                 self._traced = False
                 gc.collect()
-            nodes = list(autograd.walk(roots, autograd.is_compiled))
+            nodes = [n for n in autograd.walk(roots, lambda _: False) if not autograd.is_compiled(n)]
             elsewhere, outermost = Stores(), autograd.running_backward() is None
             if outermost:
                 self._known.clear()
                 for run in self._live:
                     run.let_go_before = len(run.let_go)
-                    for counted in (run.inputs, run.outputs, run.eager):
-                        elsewhere.update(counted)
+                    elsewhere.update(run.inputs)
+                    elsewhere.update(run.outputs)
                 elsewhere.add(parameters_of(self._known_leaves()))
                 elsewhere.add(leaf for node in nodes if (leaf := autograd.leaf_of(node)) is not None)
                 self._watch.end()
                 self._watch = Watch(elsewhere)
-            self._known.update(held_by_nodes(roots, autograd.is_compiled))
+            self._known.update(held_by_nodes(nodes))
             if outermost:
                 elsewhere.update(self._lent.stores)
                 for run in self._live:

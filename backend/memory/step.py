@@ -150,8 +150,8 @@ def budget_of(
     counted, copies = {id(p) for p in everything}, {id(p) for p in optimizer.copies}
     trained = [p for p in everything if p.requires_grad and id(p) not in copies]
     # Backwards run in the reverse order: the gradients of graphs that come after this one are there, those of graphs
-    # that came before it are not.
-    settled = {id(p) for p in (*tensors.trained, *before)}
+    # and eager code that came before it are not.
+    settled = {id(p) for p in (*tensors.trained, *before, *leaves)}
     elsewhere = [p for p in trained if id(p) not in settled]
     outside, outputs = STEPS.held()
     known = {**outputs.alive(), **Stores(everything).alive()}

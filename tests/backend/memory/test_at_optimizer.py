@@ -110,8 +110,8 @@ def test_what_is_there_while_the_optimizer_steps_is_counted(program, optimizer):
     assert 0 <= predicted - peak <= 128
 
 
-@pytest.mark.parametrize("learning_rate", [1e-3, torch.tensor(1e-3)])
-def test_the_step_of_an_optimizer_that_is_compiled_counts_as_it_is_run(learning_rate, monkeypatch):
+@pytest.mark.parametrize("rate", [float, torch.tensor])
+def test_the_step_of_an_optimizer_that_is_compiled_counts_as_it_is_run(rate, monkeypatch):
     """As operators one by one it holds more at one time than torch's loop over the parameters."""
     stepping: list[Any] = []
 
@@ -129,7 +129,7 @@ def test_the_step_of_an_optimizer_that_is_compiled_counts_as_it_is_run(learning_
 
         return step
 
-    monkeypatch.setitem(OPTIMIZERS, "compiled", lambda p: torch.optim.AdamW(p, lr=learning_rate))
+    monkeypatch.setitem(OPTIMIZERS, "compiled", lambda p: torch.optim.AdamW(p, lr=rate(1e-3)))
     peak, predicted = measured(updated, "compiled", 10**10, 3)
     assert 0 <= predicted - peak <= 128
 

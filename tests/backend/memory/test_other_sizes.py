@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import optpass
+from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.compat.memory_backward import held_by_nodes, watch_backwards
 from optpass.backend.memory.eager_part import loss_of
 from optpass.backend.memory.eager_timeline import Resize
@@ -60,7 +61,9 @@ def seen(loss, rows):
 
     value = loss(outputs, target)
     outputs.grad_fn.register_prehook(lambda *_: found.append(loss_of([value.grad_fn], ours, known=known)))
-    end = watch_backwards(lambda roots: known.update(held_by_nodes(roots, ours)))
+    end = watch_backwards(
+        lambda roots: known.update(held_by_nodes(n for n in autograd.walk(roots, ours) if not ours(n)))
+    )
     try:
         value.backward()
     finally:
