@@ -56,6 +56,7 @@ class Leaf:
         buffers: the latter, of all calls looked at.
         inputs: what it and other plans of the same graph were given, and the targets of their losses.
         inputs_seen: bytes of these that were there when it was looked at, at most.
+        inputs_there: the same in its backward, with the targets that were found until then.
         known: parameters that its runs were given or that eager code around them reads, weakly, by identity.
         situations: what was held beside it, by the other runs that waited for their backward.
         held: bytes that it holds from forward to backward, outputs included; the most seen.
@@ -87,6 +88,7 @@ class Leaf:
     buffers: Stores = field(default_factory=lambda: Stores())
     inputs: Stores = field(default_factory=lambda: Stores())
     inputs_seen: int = 0
+    inputs_there: int = 0
     known: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
     situations: dict[frozenset[tuple[Leaf, int]], Beside] = field(default_factory=dict)
     held: int = 0
@@ -121,6 +123,7 @@ class Leaf:
         """Take the place of `leaf`, and take over what was seen of it."""
         leaf.next, self.generation = self, leaf.generation + bool(leaf.situations)
         self.situations, self.buffers, self.inputs_seen = dict(leaf.situations), leaf.buffers, leaf.inputs_seen
+        self.inputs_there = leaf.inputs_there
         self.learn(leaf)
 
     def learn(self, leaf: Leaf) -> None:
@@ -146,6 +149,22 @@ class Leaf:
             reads_outputs=self.loss.reads_outputs or loss.reads_outputs,
         )
         self.since_loss = max(s.since_loss or 0 for s in seen)
+
+    def inputs_now(self) -> int:
+        """Bytes that are there of its inputs, and those of other plans of the same graph."""
+        buffers = self.buffers.alive()  # which a plan that was made later is given as inputs
+        return sum(size for key, size in self.inputs.alive().items() if key not in buffers)
+
+    def note_inputs(self) -> bool:
+        """The next step is about to begin: what the caller holds of this one, such as further micro-batches, is there
+        throughout. Whether that is more than was seen."""
+        more = self.inputs_now() - self.inputs_there
+        if self.seen and more > 0:
+            for situation in self.situations.values():
+                situation.grow(more)
+            self.inputs_there += more
+            self.given += more
+        return self.seen and more > 0
 
     def _fullest(self) -> Beside:
         """The situation in which most is there while its loss runs backward."""

@@ -1,10 +1,9 @@
-"""One call of a compiled graph with a memory budget, and the calls that belong together."""
+"""One call of a compiled graph with a memory budget."""
 
 from __future__ import annotations
 
 import functools
 import weakref
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -108,14 +107,6 @@ class Run:
 
 def _note(let_go: list[tuple[int, int]], size: int, _: Any) -> None:
     let_go.append((autograd.next_order(), size))
-
-
-@dataclass
-class Chain:
-    """Runs from the first forward after a backward, to the next such forward."""
-
-    origin: object
-    leaves: Counter[Leaf] = field(default_factory=Counter)
 
 
 def own_storages(saved: Iterable[torch.Tensor], made: Stores, given: Stores) -> Stores:

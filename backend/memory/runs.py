@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 
 from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.compat.memory_backward import Held, held_by_nodes, untraced, watch_backwards
+from optpass.backend.memory.chains import Chains
 from optpass.backend.memory.eager_held import held_upstream, pending
 from optpass.backend.memory.eager_inside import temporaries_of
 from optpass.backend.memory.eager_part import EagerLoss
@@ -27,13 +28,11 @@ from optpass.backend.memory.eager_watch import Watch
 from optpass.backend.memory.expected import alike, shapes_of
 from optpass.backend.memory.leaves import Leaf, Stores, parameters_of
 from optpass.backend.memory.look import beside, loss_behind
-from optpass.backend.memory.run import Chain, Run, note_held, own_storages
+from optpass.backend.memory.run import Run, note_held, own_storages
 from optpass.backend.memory.situation import Beside
 from optpass.backend.memory.ungraded import Lent, note_stepping
 from optpass.errors import BudgetInfeasibleError
 
-#: Chains of runs that are remembered, to find which of them make up one step.
-REMEMBERED = 64
 #: How often a graph is looked at beside the same other runs: where nothing else runs, once says all.
 LOOKS_ALONE, LOOKS = 1, 2
 
@@ -49,7 +48,7 @@ class Steps:
         self._settle = settle
         self._lock = threading.RLock()
         self._live: list[Run] = []
-        self._chains: deque[Chain] = deque(maxlen=REMEMBERED)
+        self._chains = Chains()
         self._after_backward = True
         self._gone = 0
         self._traced = False
@@ -84,7 +83,7 @@ class Steps:
     def alike(self, parameters: Sequence[torch.Tensor], shapes: Shapes) -> Leaf | None:
         """A graph of the same parameters that was seen in a step lately, called with tensors of as many dimensions."""
         with self._lock:
-            ran = [leaf.latest() for chain in reversed(self._chains) for leaf in chain.leaves]
+            ran = self._chains.leaves()
         return alike(ran, parameters, shapes)
 
     def waiting_parameters(self) -> list[torch.Tensor]:
@@ -97,17 +96,19 @@ class Steps:
     def forget(self) -> None:
         """The step that is under way has failed: what it holds, in frames of an error, is no part of another one."""
         with self._lock:
-            self._live.clear()
-            self._chains.clear()
-            self._lent.begin()
-            self._after_backward = True
+            self._stop()
+            self._chains.forget()
+
+    def _stop(self) -> None:
+        self._live.clear()
+        self._lent.begin()
+        self._after_backward = True
 
     def _go_back(self, step: Sequence[Leaf]) -> None:
         """The step that was to begin does not fit: whoever begins it again is told again."""
         with self._lock:
-            seen = [*self._chains][:-1]
-            self.forget()
-            self._chains.extend(seen)
+            self._stop()
+            self._chains.go_back()
             for leaf in step:
                 leaf.news = True
 
@@ -121,37 +122,22 @@ class Steps:
             if self._live and not self._after_backward:
                 return
             self._after_backward = False
-            if self._chains and not self._chains[-1].leaves:
+            if self._chains.waits:
                 return
-            step = self._step_of(origin)
-            self._chains.append(Chain(origin))
-        news = any(leaf.news for leaf in step)
-        for leaf in step:
-            leaf.news = False
-        if news:
-            try:
-                self._settle(step)
-            except BudgetInfeasibleError:
-                self._go_back(step)
-                raise
-
-    def _step_of(self, origin: object) -> list[Leaf]:
-        """The leaves that ran since a chain last began with `origin`, the latest of each."""
-        found: dict[Leaf, None] = {}
-        for chain in reversed(self._chains):
-            found.update(dict.fromkeys(leaf.latest() for leaf in chain.leaves))
-            if chain.origin is origin:
-                return list(found)
-        return []
-
-    def _known_leaves(self) -> list[Leaf]:
-        """Those of the step that is under way, as far as it is known."""
-        if not self._chains:
-            return []
-        now = self._chains.pop()
-        step = [*self._step_of(now.origin), *now.leaves]
-        self._chains.append(now)
-        return step
+            steps = self._chains.steps_of(origin)
+            self._chains.begin(origin)
+        for i, step in enumerate(steps):
+            # Earlier ones are of other micro-batches, which are there in this one, too.
+            grown = [leaf.note_inputs() for leaf in step if i]
+            news = any(grown) or (not i and any(leaf.news for leaf in step))
+            for leaf in step if news else ():
+                leaf.news = False
+            if news:
+                try:
+                    self._settle(step)
+                except BudgetInfeasibleError:
+                    self._go_back(step)
+                    raise
 
     def leave(self, leaf: Leaf, args: Sequence[Any], result: Any) -> bool:
         """A leaf's forward has run; whether there is a backward to it."""
@@ -177,7 +163,7 @@ class Steps:
             )  # fmt: skip
             if run.looked_at:
                 run.watch_outputs()
-                trained = {id(p): p for p in (*parameters, *parameters_of(self._known_leaves()))}.values()
+                trained = {id(p): p for p in (*parameters, *parameters_of(self._chains.under_way()))}.values()
                 run.gradients = Stores([p.grad for p in trained if p.grad is not None]).sizes()
             if looked_at:
                 leaf.know([*parameters, *leaves])
@@ -188,8 +174,7 @@ class Steps:
                 note_held(leaf, own, made, given, self._live)
             leaf.runs += 1
             self._live.append(run)
-            if self._chains:
-                self._chains[-1].leaves[leaf] += 1
+            self._chains.count(leaf)
             if run.looked_at and self._unwatch is None:
                 self._unwatch = watch_backwards(self._begins)
         if run.looked_at:  # a hook holds the gradients that it is given, and is not to stay
@@ -198,7 +183,9 @@ class Steps:
 
     def _looks_at(self, leaf: Leaf) -> bool:
         beside = leaf.situations.get(self._others())
-        alone = not self._live and all(other.origin is leaf.origin for other in self._known_leaves())  # of this step
+        alone = not self._live and all(
+            other.origin is leaf.origin for other in self._chains.under_way()
+        )  # of this step
         # Micro-batches that the caller holds are all there in each of their steps, and are known when they have run.
         more = sum(leaf.inputs.alive().values()) > leaf.inputs_seen
         return more or beside is None or beside.times < (LOOKS_ALONE if alone else LOOKS)
@@ -221,10 +208,10 @@ class Steps:
                 run = self._live[-1] if self._live else None
                 if run is None and needs not in self._asked:
                     self._asked.add(needs)
-                    note_stepping([leaf.latest() for chain in self._chains for leaf in chain.leaves], args, needs)
+                    note_stepping(self._chains.leaves(), args, needs)
                 if run is not None and run.looked_at:
                     gradients, other, (gone, _) = beside(
-                        run, None, [], self._live, self._lent.stores, self._known_leaves()
+                        run, None, [], self._live, self._lent.stores, self._chains.under_way()
                     )
                     run.ungraded(gradients + other - gone + needs())
             self._lent.add(result)
@@ -247,7 +234,7 @@ class Steps:
                     run.let_go_before = len(run.let_go)
                     elsewhere.update(run.inputs)
                     elsewhere.update(run.outputs)
-                elsewhere.add(parameters_of(self._known_leaves()))
+                elsewhere.add(parameters_of(self._chains.under_way()))
                 elsewhere.add(leaf for node in nodes if (leaf := autograd.leaf_of(node)) is not None)
                 self._watch.end()
                 self._watch = Watch(elsewhere)
@@ -280,7 +267,7 @@ class Steps:
         waiting, saved = (0, []) if running is None else pending(running.roots, run.node())
         if running is not None:
             loss, made = loss_behind(run, running, saved, self._live, self._watch, self._known)
-        gradients, other, outputs = beside(run, running, saved, self._live, self._lent.stores, self._known_leaves())
+        gradients, other, outputs = beside(run, running, saved, self._live, self._lent.stores, self._chains.under_way())
         gradients, gone = gradients + run.gone(), outputs[0] + run.gone()
         # Of what is there now, gradients that wait and those of the loss's parameters were not there in its forward,
         # and are part of what was seen in its backward.
@@ -297,6 +284,7 @@ class Steps:
         else:
             leaf.seen_at = run.shapes
         leaf.see(loss, running is not None and running.keeps)
+        leaf.inputs_there = max(leaf.inputs_there, leaf.inputs_now())
         leaf.news |= news or leaf.loss != before
 
     def _sweep(self) -> None:

@@ -50,3 +50,8 @@ class Beside:
         self.gradients, self.other = max(self.gradients, gradients), max(self.other, other)
         self.in_loss, self.in_loss_backward = max(self.in_loss, in_loss), max(self.in_loss_backward, in_loss_backward)
         return before != (self.most, self.gradients, self.in_loss, self.in_loss_backward)
+
+    def grow(self, more: int) -> None:
+        """So many bytes are there beside the graph that were not when it was seen."""
+        self.other, self.in_loss = self.other + more, self.in_loss + more
+        self.in_loss_backward += more if self.in_loss_backward else 0

@@ -62,6 +62,8 @@ def settle(leaves: Sequence[Leaf]) -> None:
     failed = [leaf for leaf in planned if leaf.partitioner.search is None]  # to compile: its next call tries again
     if unknown or failed or not planned:
         return
+    for leaf in planned:
+        leaf.note_inputs()
     words.warn_of_kept_graphs(planned)
     step = _seen(planned)
     words.warn_of_the_optimizer(step)
