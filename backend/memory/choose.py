@@ -36,8 +36,8 @@ FLAT = 0.7
 #: may need less.
 NEAR_FLOOR = (1.0, 1.04)
 #: Where a plan near the floor is replayed with so many times what was counted, the search is wrong about this step: the
-#: floor may be anywhere, and is looked for at up to so many places below the peaks that were found, as long as each
-#: is lower than those before.
+#: floor may be anywhere, and is looked for at up to so many places below the peaks that were found, until one is lower
+#: and the next is not.
 WRONG, PLACES = 1.1, 4
 
 
@@ -177,10 +177,10 @@ class Chooser:
             yield from self._beneath()
         if all(trial.replay.peak_bytes > WRONG * trial.timeline.peak for trial in found):
             least, peaks = self.search.floor, [trial.peak for trial in found]
-            most = min(self.search.unconstrained, *peaks)
+            first, most = min(peaks), min(self.search.unconstrained, *peaks)
             for place in range(1, PLACES + 1):
                 yield self._at_most(least + (most - least) * place // PLACES)
-                if found[-1].peak >= min(peaks):
+                if found[-1].peak >= min(peaks) < first:
                     return
                 peaks.append(found[-1].peak)
 
