@@ -23,7 +23,7 @@ from optpass.passes.memory.optimizer_search import states_of
 
 def loss_behind(
     run: Run, running: autograd.RunningBackward, saved: Sequence[torch.Tensor], live: Sequence[Run], watch: Watch,
-    known: Mapping[int, Held],
+    known: Mapping[int, Held], step: Sequence[Leaf],
 ) -> tuple[EagerLoss, int]:  # fmt: skip
     """The loss of a run, and the bytes of what it has made that is there and counts as what it is: gradients.
 
@@ -32,6 +32,7 @@ def loss_behind(
         live: the runs that wait for their backward, this one too.
         watch: of the backward that is running.
         known: what nodes held before it.
+        step: graphs of the step.
     """
     node, leaf = run.node(), run.leaf.latest()
     part = _kept_outputs(run, node)
@@ -52,6 +53,8 @@ def loss_behind(
     for other in live:  # these are counted as what they are
         for counted in (other.inputs, other.outputs, other.eager):
             results.drop(counted)
+    for known_leaf in step:
+        results.drop(known_leaf.inputs)
     # Some losses reduce in place: their result is a number in a storage as large as what it is made of.
     # A few numbers are among what the engine is taken to need; a loss of many terms may hold more of them.
     sizes = results.alive().values()

@@ -266,7 +266,9 @@ class Steps:
         before, loss, made = leaf.loss, EagerLoss(), 0
         waiting, saved = (0, []) if running is None else pending(running.roots, run.node())
         if running is not None:
-            loss, made = loss_behind(run, running, saved, self._live, self._watch, self._known)
+            loss, made = loss_behind(
+                run, running, saved, self._live, self._watch, self._known, self._chains.under_way()
+            )
         gradients, other, outputs = beside(run, running, saved, self._live, self._lent.stores, self._chains.under_way())
         gradients, gone = gradients + run.gone(), outputs[0] + run.gone()
         # Of what is there now, gradients that wait and those of the loss's parameters were not there in its forward,
