@@ -276,6 +276,16 @@ def parameters_of(leaves: Iterable[Leaf]) -> list[torch.Tensor]:
     return [parameter for parameter in found.values() if parameter is not None]
 
 
+def own_of(parameters: Iterable[torch.Tensor], leaves: Sequence[Leaf]) -> list[torch.Tensor]:
+    """Those of `parameters` that are no inputs of `leaves`: a view of a batch may be made to need a gradient, and is
+    gone when the batch is not (the feature encoders of speech models do so for checkpoints)."""
+    return [
+        p
+        for p in parameters
+        if isinstance(p, torch.nn.Parameter) or not any(leaf.inputs.has(p.untyped_storage()) for leaf in leaves)
+    ]
+
+
 def target_among(held: Sequence[torch.Tensor], inputs: Stores, elements: int, index: bool) -> torch.dtype | None:
     """Those of the tensors `held` of which a loss may read so many elements are inputs of the step; as an index, those
     of several micro-batches too. Which of them it reads cannot be told; the dtype of the first."""

@@ -16,7 +16,7 @@ from optpass.backend.memory.caller import held_in_backward
 from optpass.backend.memory.eager_held import due, held_in
 from optpass.backend.memory.eager_part import EagerLoss, loss_of
 from optpass.backend.memory.eager_watch import Watch
-from optpass.backend.memory.leaves import Leaf, Stores, parameters_of, target_among
+from optpass.backend.memory.leaves import Leaf, Stores, own_of, parameters_of, target_among
 from optpass.backend.memory.run import Run
 from optpass.passes.memory.optimizer_search import states_of
 
@@ -132,7 +132,7 @@ def beside(
     there.add(saved)
     for r in (run, *others):
         there.update(r.eager)
-    known = Stores(parameters).alive()
+    known = Stores(own_of(parameters, step)).alive()
     gradients = Stores([p.grad for p in parameters if p.grad is not None]).alive()
     for r in (run, *others):
         own = r.inputs.alive()  # what is handed back as it came is no result

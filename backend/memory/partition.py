@@ -194,14 +194,15 @@ class BudgetPartitioner:
         offered = self._offered(search, lambda timeline: carry_out(timeline, settings[0]), room)
         found = chooser.better(offered) if offered is not None and not self.budget.shared else offered
         found = found or chooser.best() or chooser.smallest()
-        if found.peak > room and (self.budget.lenient or found.peak - self.relief() <= room):
+        relief = self.relief() if found.peak > room else 0
+        if found.peak > room and (self.budget.lenient or found.peak - relief <= room):
             self.outcome.notes.append("over the budget in the first step: earlier graphs hold less from the next on")
         elif found.peak > room:
             base = base or self._replayed_default(joint, default, kwargs)  # the search may be wrong about this step
-            least = min(found.peak, self._needed(base))
+            least = min(found.peak - relief, self._needed(base))
             if least > room or self.at_optimizer > self.budget.bytes:
                 floor = self.budget.statics.total + ENGINE_BYTES + least
-                raise self._infeasible(search, found.timeline, found.replay, floor)
+                raise self._infeasible(search, found.timeline, found.replay, floor, relief)
             return None
         if self.at_optimizer > self.budget.bytes and not self.budget.lenient:
             raise self._infeasible(search, found.timeline, found.replay, self.at_optimizer)
@@ -282,17 +283,19 @@ class BudgetPartitioner:
             at_optimizer=self.at_optimizer, unconstrained=self._default_peak, generated=self.executor == "inductor",
         )  # fmt: skip
 
-    def _infeasible(self, search: Search, timeline: Timeline, replay: StepReplay, floor: int) -> BudgetInfeasibleError:
+    def _infeasible(
+        self, search: Search, timeline: Timeline, replay: StepReplay, floor: int, relief: int = 0
+    ) -> BudgetInfeasibleError:
         budget, plan = self.budget, self._described(search, timeline, replay)
         live, _ = live_at_peak(search.schedule, timeline)
         largest = [tensor_of(search.problem.storages[s]) for s in live]
         floor = max(floor, self.at_optimizer)
-        held = plan.ledger
+        held = replace(plan.ledger, activations=max(0, plan.ledger.activations - relief))
         fixed = max(held.parameters + held.gradients + held.optimizer + held.buffers, budget.at_optimizer - held.inputs)
         smaller = smaller_batch(budget.batch, floor, fixed, budget.bytes)
         helps = standard_helps(held, trained_itemsize=budget.trained_itemsize, optimizer=budget.optimizer)
         helps = [smaller, *helps] if smaller is not None else helps
-        held_on = max(floor, budget.statics.total + budget.to_accumulate + ENGINE_BYTES + replay.peak_bytes)
+        held_on = max(floor, budget.statics.total + budget.to_accumulate + ENGINE_BYTES + replay.peak_bytes - relief)
         error = explain_infeasible(
             budget.bytes, floor, held, largest, helps, budget.where, accumulating=held_on, not_seen=self._not_seen
         )

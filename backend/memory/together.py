@@ -18,7 +18,7 @@ from optpass.backend.memory.bounds import Bound, Choice, beside, excess, total
 from optpass.backend.memory.budget import ENGINE_BYTES
 from optpass.backend.memory.figures import bounds_of, choices_for, present_of
 from optpass.backend.memory.filing import predict_anew
-from optpass.backend.memory.leaves import Leaf, Share, Stores, parameters_of
+from optpass.backend.memory.leaves import Leaf, Share, Stores, own_of, parameters_of
 from optpass.backend.memory.optimizing import Optimizing
 from optpass.backend.memory.outcome import SAFE
 from optpass.backend.memory.runs import Steps
@@ -161,7 +161,7 @@ def _seen(leaves: Sequence[Leaf]) -> Step:
         buffers.update(leaf.buffers)
     buffers.drop(Stores(parameters))  # frozen ones that some of the graphs read
     always = Ledger(
-        parameters=sum(Stores(parameters).alive().values()),
+        parameters=sum(Stores(own_of(parameters, leaves)).alive().values()),
         optimizer=optimizer.state,
         buffers=sum(buffers.alive().values()),
     )

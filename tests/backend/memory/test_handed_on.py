@@ -64,8 +64,9 @@ def test_the_second_step_holds_whatever_the_new_plans_save(steps):
         assert abs(predicted - last) <= 0.001 * last
         for mine, theirs in zip(results, same, strict=False):
             assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
-    with pytest.raises(optpass.BudgetInfeasibleError):
+    with pytest.raises(optpass.BudgetInfeasibleError) as refused:
         steps.measured(broken, int(0.96 * floor))
+    assert refused.value.floor_bytes <= 1.03 * floor  # what the first graph can hold less of is not in it
 
 
 def test_a_bound_counts_what_plans_hold_on():
