@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from optpass.backend.memory import words
 from optpass.backend.memory.allot import above, choices_of, least, select
@@ -78,7 +79,8 @@ def settle(leaves: Sequence[Leaf]) -> None:
     choices, runs = _choices(step), [leaf.runs for leaf in step.leaves]
     chosen = select(choices, runs, step.bounds)
     over = excess(chosen, step.bounds)
-    if over > sum(leaf.loss.forward_bytes + leaf.loss.backward_bytes for leaf in step.leaves if not leaf.again):
+    last = [leaf.loss for leaf in step.leaves if not leaf.again and leaf.loss.between[1] == inf]  # else between graphs
+    if over > sum(loss.forward_bytes + loss.backward_bytes for loss in last):
         raise words.infeasible(step, chosen, over)
     if not final:
         _share_out(step, chosen, worst, over)

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
+import optpass
+
 ROWS, WIDTH = 192, 32
 
 
@@ -58,6 +60,10 @@ def test_eager_code_between_graphs_counts(way, steps):
 
     peak, results, predicted, held = steps.measured(program, 10**10)
     assert abs(predicted - peak) <= 0.005 * peak
+    report = optpass.report()
+    said = [site.cost for site in (*report.sites(), *report.declined()) if site.kind == "memory budget"]
+    with pytest.raises(optpass.BudgetInfeasibleError):
+        steps.measured(program, int(0.97 * max(cost["floor_bytes"] for cost in said)))
     less, same, predicted, _ = steps.measured(program, int(peak - 0.03 * (peak - held)))
     assert less <= peak - 0.03 * (peak - held) and abs(predicted - less) <= 0.005 * less
     for mine, theirs in zip(results, same, strict=True):
