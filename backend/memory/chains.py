@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from optpass.backend.memory.leaves import Leaf
+from optpass.backend.memory.leaves import Leaf, Stores
 
 #: Chains of runs that are remembered, to find which of them make up one step.
 REMEMBERED = 64
@@ -24,6 +24,7 @@ class Chains:
 
     def __init__(self) -> None:
         self._chains: deque[Chain] = deque(maxlen=REMEMBERED)
+        self._returned = Stores()
 
     def begin(self, origin: object) -> None:
         """A chain begins with a graph that is called."""
@@ -63,6 +64,18 @@ class Chains:
         last = next(iter(self.steps_of(now.origin)), [])
         self._chains.append(now)
         return [*last, *now.leaves]
+
+    def note_returned(self, outputs: Stores, inputs: Stores) -> None:
+        """The backward of a run has begun, which had returned `outputs`, some of which may be what it was given."""
+        self._returned.update(outputs)
+        self._returned.drop(inputs)
+
+    def returned(self) -> int:
+        """Bytes of such outputs that are there, but for what graphs were given."""
+        self._returned.prune()
+        for leaf in self.leaves():
+            self._returned.drop(leaf.inputs)
+        return sum(self._returned.alive().values())
 
     def forget(self) -> None:
         """All of them."""

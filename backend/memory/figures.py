@@ -37,7 +37,7 @@ def bounds_of(leaf: Leaf, index: Mapping[Leaf, int], always: int) -> Iterator[Bo
         to = {index[g.latest()]: size for g, size in situation.handed_on.items() if g.latest() in index}
         yield Bound(
             index[leaf], around, always + situation.most, limit, since, _loss_in(leaf, situation),
-            _again_before(leaf) if leaf.again else -since, situation.gone, to,
+            _again_before(leaf) if leaf.again else leaf.old - since, situation.gone, to,
         )  # fmt: skip
 
 

@@ -71,6 +71,7 @@ class Leaf:
         keeps_outputs: most outputs were still held by the caller in its backward.
         kept_outputs: bytes of those that were, at most.
         left: bytes of outputs, and of what was made of them, that the caller held then, as when an optimizer steps.
+        old: bytes of outputs of earlier runs that the caller still holds in its forward, at most.
         stepping: bytes that a compiled step of an optimizer takes which trains it; None where none was seen.
         keeps_graph: a backward was asked to keep what it has saved, for another one; None once that was said.
         runs: calls with gradients.
@@ -103,6 +104,7 @@ class Leaf:
     keeps_outputs: bool = False
     kept_outputs: int = 0
     left: int = 0
+    old: int = 0
     stepping: int | None = None
     keeps_graph: bool | None = False
     retained: int = 0
@@ -133,7 +135,7 @@ class Leaf:
         self.keeps_outputs, self.kept_outputs = leaf.keeps_outputs, leaf.kept_outputs
         self.since_loss, self.left, self.keeps_graph = leaf.since_loss, leaf.left, leaf.keeps_graph
         self.seen_at, self.beside, self.again, self.stepping = leaf.seen_at, leaf.beside, leaf.again, leaf.stepping
-        self.given = leaf.given
+        self.given, self.old = leaf.given, leaf.old
 
     def see(self, loss: EagerLoss, retained: bool) -> None:
         """Take in a loss that was seen, of which the situations have what it needs beside what they hold. Where the
@@ -149,6 +151,12 @@ class Leaf:
             reads_outputs=self.loss.reads_outputs or loss.reads_outputs,
         )
         self.since_loss = max(s.since_loss or 0 for s in seen)
+
+    def note_old(self, size: int) -> None:
+        """So many bytes of outputs of earlier runs are there in its forward: a loop's variable is, until the next call
+        has returned."""
+        if size > self.old:
+            self.old, self.news = size, True
 
     def inputs_now(self) -> int:
         """Bytes that are there of its inputs, and those of other plans of the same graph."""
@@ -284,15 +292,3 @@ def own_of(parameters: Iterable[torch.Tensor], leaves: Sequence[Leaf]) -> list[t
         for p in parameters
         if isinstance(p, torch.nn.Parameter) or not any(leaf.inputs.has(p.untyped_storage()) for leaf in leaves)
     ]
-
-
-def target_among(held: Sequence[torch.Tensor], inputs: Stores, elements: int, index: bool) -> torch.dtype | None:
-    """Those of the tensors `held` of which a loss may read so many elements are inputs of the step; as an index, those
-    of several micro-batches too. Which of them it reads cannot be told; the dtype of the first."""
-    found = []
-    for tensor in held:
-        sizes = {tensor.numel(), tensor[0].numel()} if index and len(tensor.shape) > 1 else {tensor.numel()}
-        if elements in sizes and (not index or tensor.dtype == torch.long):
-            found.append(tensor)
-    inputs.add(found)
-    return found[0].dtype if found else None

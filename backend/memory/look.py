@@ -16,7 +16,7 @@ from optpass.backend.memory.caller import held_in_backward
 from optpass.backend.memory.eager_held import due, held_in
 from optpass.backend.memory.eager_part import EagerLoss, loss_of
 from optpass.backend.memory.eager_watch import Watch
-from optpass.backend.memory.leaves import Leaf, Stores, own_of, parameters_of, target_among
+from optpass.backend.memory.leaves import Leaf, Stores, own_of, parameters_of
 from optpass.backend.memory.run import Run
 from optpass.passes.memory.optimizer_search import states_of
 
@@ -70,7 +70,7 @@ def loss_behind(
     found = loss_of(
         running.roots,
         autograd.is_compiled,
-        lambda *one: target_among(targets, leaf.inputs, *one),
+        lambda *one: _target_among(targets, leaf.inputs, *one),
         known,
         [t.grad_fn for t in made],
         node,
@@ -152,3 +152,15 @@ def beside(
 
 def _bytes_but(counted: Collection[int], there: Mapping[int, int]) -> int:
     return sum(size for key, size in there.items() if key not in counted)
+
+
+def _target_among(held: Sequence[torch.Tensor], inputs: Stores, elements: int, index: bool) -> torch.dtype | None:
+    """Those of the tensors `held` of which a loss may read so many elements are inputs of the step; as an index, those
+    of several micro-batches too. Which of them it reads cannot be told; the dtype of the first."""
+    found = []
+    for tensor in held:
+        sizes = {tensor.numel(), tensor[0].numel()} if index and len(tensor.shape) > 1 else {tensor.numel()}
+        if elements in sizes and (not index or tensor.dtype == torch.long):
+            found.append(tensor)
+    inputs.add(found)
+    return found[0].dtype if found else None

@@ -124,12 +124,14 @@ class Steps:
             self._after_backward = False
             if self._chains.waits:
                 return
-            steps = self._chains.steps_of(origin)
+            steps, old = self._chains.steps_of(origin), self._chains.returned()
             self._chains.begin(origin)
         for i, step in enumerate(steps):
+            for leaf in step:
+                leaf.note_old(old if leaf.origin is origin else 0)
             # Earlier ones are of other micro-batches, which are there in this one, too.
             grown = [leaf.note_inputs() for leaf in step if i]
-            news = any(grown) or (not i and any(leaf.news for leaf in step))
+            news = any(grown) or any(leaf.news for leaf in step)
             for leaf in step if news else ():
                 leaf.news = False
             if news:
@@ -149,6 +151,7 @@ class Steps:
         outputs = [r for r in torch.utils._pytree.tree_leaves(result) if isinstance(r, torch.Tensor)]
         with self._lock:
             self._sweep()
+            leaf.note_old(self._chains.returned())
             given, made = Stores(tensors), Stores(outputs)
             leaf.inputs.prune()
             of_modules = {*leaf.parameters, *leaf.module_tensors}
@@ -256,6 +259,7 @@ class Steps:
             self._lent.begin()
             if run.looked_at:
                 self._look(run, running)
+            self._chains.note_returned(run.outputs, run.inputs)
             if running is None or not running.keeps:
                 run.done = True
             self._sweep()

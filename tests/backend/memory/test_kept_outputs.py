@@ -46,6 +46,32 @@ def test_what_the_caller_keeps_is_counted_and_nothing_else(steps):
     assert 0 <= predicted - peak <= 128
 
 
+def looped(call):
+    """A loop's variable holds what the call before returned while the next one runs, whose forward needs most."""
+    first, last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 5 * WIDTH)
+
+    def both(x):
+        hidden = first(x)
+        with torch.no_grad():
+            size = (hidden.repeat(1, 40).sin() * 2).cos().mean()
+        return last(hidden * size)
+
+    compiled, batches = call(both), [torch.randn(ROWS, WIDTH) for _ in range(3)]
+
+    def step():
+        for batch in batches:
+            out = compiled(batch)
+            out.square().mean().backward()
+        return gradients(first, last)
+
+    return step, (first, last), batches
+
+
+def test_what_the_call_before_returned_is_there_in_the_next_forward(steps):
+    peak, _, predicted, _ = steps.measured(looped, 10**10)
+    assert 0 <= predicted - peak <= 128
+
+
 class Traced:
     """Holds a result and itself, as what Dynamo has traced does."""
 
