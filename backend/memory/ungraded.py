@@ -13,6 +13,7 @@ from optpass.backend import compat
 from optpass.backend.capture import Source
 from optpass.backend.memory.leaves import Leaf, Stores, parameters_of
 from optpass.backend.memory.replay import Executor, replay_graph, replay_inductor
+from optpass.reporting import store
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +77,10 @@ def needs_of(source: Source, executor: Executor, patches: dict[str, Any] | None)
         if not known:
             try:
                 known.append(_replayed(source, executor, patches))
-            except Exception:  # a step that trains must not die of a figure
+            except Exception as error:  # a step that trains must not die of a figure
                 log.debug("what a graph without gradients needs was not found", exc_info=True)
+                text = " ".join(str(error).split())[:200]
+                store.current().warn(f"memory budget: what a graph without gradients needs is not counted ({text})")
                 known.append(0)
         return known[0]
 

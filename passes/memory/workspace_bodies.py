@@ -67,7 +67,7 @@ def _peak(graph: fx.Graph, inner: Inner, hint: Callable[[Any], int]) -> tuple[in
         if node.op == "call_function" and home[node] is node:
             size[node] = sum(nbytes(value, hint) for value in _tensors(node.meta.get("val")))
             allocated[node] = 0 if item is not None else size[node]
-            if item is not None:  # what no item takes goes with the tuple
+            if item in size:  # what no item takes goes with the tuple
                 size[item] -= size[node]
     last = {home[used]: node for node in graph.nodes for used in node.all_input_nodes}
     dying: dict[fx.Node, list[fx.Node]] = {}
