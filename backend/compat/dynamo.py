@@ -22,6 +22,8 @@ from torch._subclasses.fake_tensor import FakeCopyMode as FakeCopyMode
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 
+from optpass.backend.compat.frames import globals_read
+
 
 def backends() -> list[str]:
     """Names that `torch.compile(backend=...)` accepts here, debugging and experimental ones included."""
@@ -79,7 +81,7 @@ def modules_of_call() -> list[nn.Module]:
     if code is None or not isinstance(variables, dict):
         return []
     around = getattr(root, "f_globals", None) or {}
-    values = [*variables.values(), *(around.get(name) for name in code.co_names)]
+    values = [*variables.values(), *(around.get(name) for name in globals_read(code))]
     return [value for value in values if issubclass(type(value), nn.Module)]
 
 

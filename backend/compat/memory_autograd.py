@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from optpass.backend.compat.frames import globals_read
 from optpass.backend.compat.memory_hooks import is_checkpointed as is_checkpointed
 from optpass.backend.compat.memory_hooks import packs_what_is_saved as packs_what_is_saved
 
@@ -218,7 +219,7 @@ def _held_by_callers(frame: Any, passed_over: Collection[str], callers: int) -> 
     while frame is not None and callers:
         if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in passed_over:
             callers -= 1
-            read = [frame.f_globals.get(name) for name in frame.f_code.co_names]
+            read = [frame.f_globals.get(name) for name in globals_read(frame.f_code)]
             for value in (*_variables_of(frame), *read):
                 yield tuple(part for part in _parts(value) if issubclass(type(part), torch.Tensor))
         frame = frame.f_back

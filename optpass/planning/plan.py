@@ -92,13 +92,16 @@ def solve(request: Request, batch: int | None) -> Solved:
     for number, joint in enumerate(joints):
         of = f" (graph {number + 1} of {len(joints)})" if len(joints) > 1 else ""
         tell(None, f"pricing {len(joint.graph.nodes):,} nodes{of}")
-        price = node_prices(joint.graph, device, fused=fused)
+        library = library_workspace if device.kind == "cpu" else None
+        price = node_prices(joint.graph, device, fused=fused, library=library, library_flops=_MOST_FLOPS)
         problem = problem_of(joint, price, unit=unit, divide_gradients=divide)
         graphs.append(GraphWays(problem, _searching(request, of)))
     fixed = Fixed(state.statics(), state.at_optimizer(0), gathered.bytes)
     return Solved(captured, state, gathered, StepPlanner(graphs, fixed), prepared)
 
 
+#: Operators of oneDNN up to so much work are run on zeros to see what they allocate, half a second at most each.
+_MOST_FLOPS = 5e10
 _NO_OPTIMIZER = OptimizerCost(optimizers.NONE, 0, 0)
 
 

@@ -46,24 +46,34 @@ class Attention(Pass):
         self._graph(gm, ctx, result)
         return result
 
-    def _graph(self, gm: fx.GraphModule, ctx: PassContext, result: PassResult) -> None:
-        """`gm`, and the graphs inside it (an activation checkpoint's, a branch's), each on its own."""
+    def _graph(self, gm: fx.GraphModule, ctx: PassContext, result: PassResult, again: bool = False) -> None:
+        """`gm`, and the graphs inside it (an activation checkpoint's, a branch's), each on its own.
+
+        `again`: a checkpoint runs it again in the backward.
+        """
         for node in list(gm.graph.nodes):
             inner = getattr(gm, str(node.target), None) if node.op == "get_attr" else None
             if isinstance(inner, fx.GraphModule):
-                self._inner(gm, node, inner, ctx, result)
+                self._inner(gm, node, inner, ctx, result, again)
         graphs = [m.graph for m in gm.modules() if isinstance(m, fx.GraphModule)]
         if any(sign in str(n.target) for graph in graphs for n in graph.nodes for sign in _SIGNS):
-            GraphWork(gm, ctx, self._config, result).run()
+            GraphWork(gm, ctx, self._config, result, again=again).run()
 
     def _inner(
-        self, gm: fx.GraphModule, node: fx.Node, inner: fx.GraphModule, ctx: PassContext, result: PassResult
+        self,
+        gm: fx.GraphModule,
+        node: fx.Node,
+        inner: fx.GraphModule,
+        ctx: PassContext,
+        result: PassResult,
+        again: bool,
     ) -> None:
         """A copy of the inner graph is worked on, so that undoing the pass means putting the old one back."""
         if any(str(user.target) == "flex_attention" for user in node.users):
             return  # what it does to one score is not a graph with attention in it
         worked, found = copy.deepcopy(inner), PassResult(product=[])
-        self._graph(worked, dataclasses.replace(ctx, contents=lambda _node: None), found)
+        again = again or any("checkpoint" in str(user.target) for user in node.users)
+        self._graph(worked, dataclasses.replace(ctx, contents=lambda _node: None), found, again)
         result.applied += found.applied
         result.declined += found.declined
         result.product += found.product

@@ -21,15 +21,22 @@ from optpass.passes.devices import DeviceSpec
 BLOCKS = "blocks"
 #: What it must be faster by than the inner compiler alone: measured on one thread, it shares small work less evenly.
 BLOCKS_MARGIN = 1.15
+#: Seen with torch 2.13: a query that holds NaN gets zeros, of a key that does some queries get numbers.
+_SWALLOWS = "FlexAttention as Inductor compiles it for CPUs gives numbers where a query or key is NaN"
 #: Inner compilers that run operators which they do not know.
 _OWN_OPERATORS = ("inductor", "aot_eager", "eager")
 
 
 class Chooser:
-    """Chooses for the sites of one graph; `regions`: how many of them there are."""
+    """Chooses for the sites of one graph.
 
-    def __init__(self, ctx: PassContext, config: AttentionConfig, regions: int) -> None:
-        self.ctx, self.config, self.regions = ctx, config, regions
+    Args:
+        regions: how many of them there are.
+        again: a checkpoint runs the graph again in the backward.
+    """
+
+    def __init__(self, ctx: PassContext, config: AttentionConfig, regions: int, *, again: bool = False) -> None:
+        self.ctx, self.config, self.regions, self.again = ctx, config, regions, again
 
     def choose(self, planned: Plan) -> Choice:
         """The kernel that computes the site; raises `Blocked` where none does."""
@@ -37,8 +44,11 @@ class Chooser:
         arch = arch_of(self._spec(planned)) if planned.problem.device == "cuda" else None
         choice = choose_kernel(planned.problem, arch=arch, mode=mode, available=self._available(planned.problem.device))
         materialises = choice.target is None or choice.kernel == gate.MATH
-        if materialises and mode in ("auto", "always"):
+        flex = choice.target == "flex" and planned.problem.device == "cpu"
+        if (materialises or flex) and mode in ("auto", "always"):
             choice = self._in_blocks(planned) or choice
+        if choice.target == "flex" and flex and mode != "flex" and self.ctx.options.inner == "inductor":
+            raise Blocked(_SWALLOWS, planned.site.output)
         if choice.target is None:
             raise Blocked(choice.reason, planned.site.output)
         return choice
@@ -100,6 +110,8 @@ class Chooser:
         inner, mode = self.ctx.options.inner, self.config.mode
         compiled = inner == "inductor" or callable(inner) or mode != "auto"
         unfused = callable(inner) or (mode == "flex" and inner != "inductor")
+        if self.again and (callable(inner) or inner == "eager"):
+            unfused = False  # its autograd function runs other operations the second time, which checkpoints refuse
         found = usable(device, compiled=compiled, unfused=unfused) - {BLOCKS}
         found -= frozenset() if flex.drops() else {"flex_dropout", "flex_unfused"}
         return frozenset(k for k in found if kernels(device)[k].target != "flex" or flex.available())

@@ -132,6 +132,8 @@ class _Weights(Weights):
             return Found(self.product, blocked=stands_between(self.walk.value)) if far else None
         except Blocked as blocked:
             return Found(self.product, blocked=blocked)
+        except Exception as error:  # noqa: BLE001  # `work` says so, and raises it where the user wants that
+            return Found(self.product, blocked=Blocked.of_defect(error, self.product))
 
     def _sites(self) -> list[Site]:
         """One for each softmax that the weights are a sum of."""

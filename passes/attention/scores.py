@@ -88,6 +88,8 @@ class Reader:
     # ---- the product ------------------------------------------------------------------------------------------
 
     def _product(self, value: Value, dims: Dims) -> Scores:
+        if value.dtype not in FLOATS:
+            raise Blocked(f"queries and keys are multiplied in {value.dtype}", value)
         dims = resolve(dims)
         left, right = product_operands(value)
         (inner,) = fresh(left.shape[-1:])

@@ -20,11 +20,26 @@ Number = Any  #: a float, or a SymFloat, made of sizes or not known to be of eit
 
 
 class Blocked(Exception):  # not an error: a reason to leave a site alone
-    """Why a site is left alone, the value that blocks it, and the figures behind that."""
+    """Why a site is left alone, the value that blocks it, and the figures behind that.
 
-    def __init__(self, reason: str, value: Value | None = None, cost: dict[str, float] | None = None) -> None:
+    `defect`: the error of ours that it is left alone for.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        value: Value | None = None,
+        cost: dict[str, float] | None = None,
+        defect: Exception | None = None,
+    ) -> None:
         super().__init__(reason)
-        self.reason, self.value, self.cost = reason, value, cost or {}
+        self.reason, self.value, self.cost, self.defect = reason, value, cost or {}, defect
+
+    @classmethod
+    def of_defect(cls, error: Exception, value: Value) -> Blocked:
+        """For an error that says nothing of the program: it costs its own site, not those beside it."""
+        text = " ".join(str(error).split()) or "no message"
+        return cls(f"an error in optpass: {type(error).__name__}: {text}", value, defect=error)
 
 
 class SumError(Exception):

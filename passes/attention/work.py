@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,6 +46,8 @@ from optpass.passes.contract import ContentGuard, PassContext, PassResult
 from optpass.passes.source import locate
 from optpass.reporting.model import Site as Record
 
+log = logging.getLogger(__name__)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
@@ -56,10 +59,16 @@ class _Part:
 
 
 class GraphWork:
-    """One graph being worked on."""
+    """One graph being worked on.
 
-    def __init__(self, gm: fx.GraphModule, ctx: PassContext, config: AttentionConfig, result: PassResult) -> None:
-        self.gm, self.ctx, self.config, self.result = gm, ctx, config, result
+    Args:
+        again: a checkpoint runs it again in the backward.
+    """
+
+    def __init__(
+        self, gm: fx.GraphModule, ctx: PassContext, config: AttentionConfig, result: PassResult, *, again: bool = False
+    ) -> None:
+        self.gm, self.ctx, self.config, self.result, self.again = gm, ctx, config, result, again
         swaps = config.dropout == "swap"
         self.program = lower(gm.graph, lambda target: getattr(gm, target, None), rates=swaps)
         multiply_matrices(self.program)
@@ -79,7 +88,8 @@ class GraphWork:
             for f in find(self.program, self.prover.constant, self.prover.constant_now, self.roots)
             if f.product in self.live
         ]
-        self.chooser = Chooser(self.ctx, self.config, sum(len(f.sites) for f in candidates))
+        regions = sum(len(f.sites) for f in candidates)
+        self.chooser = Chooser(self.ctx, self.config, regions, again=self.again)
         self.private = private([f.sites for f in candidates], self.program, self.live, self.roots)
         for candidate in candidates:
             try:
@@ -100,12 +110,12 @@ class GraphWork:
         if found.blocked is not None:
             raise found.blocked
         try:
-            self._write([self._decided(site) for site in found.sites])
+            self._write([self._contained(site) for site in found.sites])
         except Blocked as blocked:
             joined = any(site.scores.parts for site in found.sites)
             if not joined or blocked.cost or found.product not in self._apart:
                 raise
-            self._write([self._decided(site) for site in self._apart[found.product].sites])
+            self._write([self._contained(site) for site in self._apart[found.product].sites])
 
     @functools.cached_property
     def _apart(self) -> dict[Value, Found]:
@@ -116,6 +126,15 @@ class GraphWork:
         check_private(site, self.program, self.live, self.roots, self.private)
         if self.training:
             check_grad_mode(site)
+
+    def _contained(self, site: Site) -> _Part:
+        """`_decided`, of which an error of ours costs the one site."""
+        try:
+            return self._decided(site)
+        except Blocked:
+            raise
+        except Exception as error:
+            raise Blocked.of_defect(error, site.output) from error
 
     def _decided(self, site: Site) -> _Part:
         """How one site is computed; raises `Blocked` where it is not."""
@@ -238,6 +257,11 @@ class GraphWork:
                 self.result.guards.append(guard)
 
     def _decline(self, found: Found, blocked: Blocked) -> None:
+        if blocked.defect is not None:
+            if self.ctx.options.strict:
+                raise blocked.defect
+            log.warning("an attention of graph %s is left as it is: %s", self.ctx.graph_id, blocked.reason)
+            log.debug("attention", exc_info=blocked.defect)
         node = (blocked.value.node if blocked.value is not None else None) or found.product.node
         assert node is not None and found.product.node is not None
         before = words.before(found.sites[0]) if found.sites else ""

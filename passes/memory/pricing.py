@@ -6,6 +6,7 @@ A node that fuses into a larger kernel is priced by its share of that kernel, so
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,7 @@ def node_prices(
     fused: bool = True,
     hint: Callable[[Any], int] | None = None,
     library: Library | None = None,
+    library_flops: float = math.inf,
 ) -> Callable[[fx.Node], Price]:
     """The price of each node of `graph`, a joint graph with `meta["val"]`.
 
@@ -47,6 +49,7 @@ def node_prices(
         fused: the inner compiler fuses, as Inductor does; else every op is a kernel of its own.
         hint: int for a symbolic size; default the symbol's own hint.
         library: as for `workspace.op_workspace`.
+        library_flops: most FLOPs of an operator that it is asked of, which may run it.
     """
     program = program_of([AtenGraph("forward", graph)], on_cpu=device.kind == "cpu", hint=hint)
     priced = price(program, device)
@@ -61,7 +64,7 @@ def node_prices(
         seconds = shares.get(op.name, op.time_us) * 1e-6
         generated = fused and not _is_complex(node)
         fusing = fusing_of(node.target, kinds.get(node.name, "other")) if generated else Fusing()
-        workspace = 0 if fusing.reads else workspace_bytes(node, library)
+        workspace = 0 if fusing.reads else workspace_bytes(node, library if op.flops <= library_flops else None)
         return Price(seconds, op.flops, workspace, fusing)
 
     return of

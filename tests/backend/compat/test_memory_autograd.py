@@ -69,3 +69,24 @@ def test_nothing_of_the_users_classes_runs(kind: Any) -> None:
     outputs = torch.ones(3, requires_grad=True) * 2
     step(kind(outputs=outputs) if issubclass(kind, dict) else kind((outputs,)), outputs.sum())
     assert found == [True]
+
+
+def test_attributes_are_not_taken_for_globals_of_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that reads `self.batch` while the script around it has another `batch`."""
+    held, other, found = torch.ones(3), torch.ones(3), list[list[bool]]()
+    either = [weakref.ref(held), weakref.ref(other)]
+    monkeypatch.setitem(globals(), "batch", other)
+    monkeypatch.setitem(globals(), "read", held)
+
+    class Program:
+        batch = torch.ones(3, requires_grad=True)
+
+        def step(self) -> None:
+            loss = (self.batch * read).sum()  # type: ignore[name-defined]  # noqa: F821
+            loss.grad_fn.register_prehook(
+                lambda *_: found.append([any(t is w() for t in tensors_of_callers(1)) for w in either])
+            )
+            loss.backward()
+
+    Program().step()
+    assert found == [[True, False]]

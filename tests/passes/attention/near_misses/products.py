@@ -210,3 +210,14 @@ def an_unread_input_that_learns_too(q, k, v, base):
     """`baddbmm` with beta 0 of an input that learns, beside q, k and v."""
     s = torch.baddbmm(base.repeat(2, 1, 1), q.flatten(0, 1), k.flatten(0, 1).mT, beta=0, alpha=0.3)
     return s.view(2, 3, 6, 6).softmax(-1) @ v
+
+
+def _integers(r: Inputs) -> list[torch.Tensor]:
+    return [r.ints(-3, 4, 2, 3, 6, 8), r.ints(-3, 4, 2, 3, 6, 8), *r.qkv()]
+
+
+@suite.equal(_integers, dtype=torch.float32)
+def integers(i, j, q, k, v):
+    """Integers are multiplied, and cast to floats before the softmax; beside an attention of floats."""
+    counts = (i @ j.mT).to(v.dtype) * 0.125
+    return counts.softmax(-1) @ v + attend(q, k, v)
