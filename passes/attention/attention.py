@@ -46,18 +46,18 @@ class Attention(Pass):
         self._graph(gm, ctx, result)
         return result
 
-    def _graph(self, gm: fx.GraphModule, ctx: PassContext, result: PassResult, again: bool = False) -> None:
+    def _graph(self, gm: fx.GraphModule, ctx: PassContext, result: PassResult, around: tuple[str, ...] = ()) -> None:
         """`gm`, and the graphs inside it (an activation checkpoint's, a branch's), each on its own.
 
-        `again`: a checkpoint runs it again in the backward.
+        `around`: the operators that run it.
         """
         for node in list(gm.graph.nodes):
             inner = getattr(gm, str(node.target), None) if node.op == "get_attr" else None
             if isinstance(inner, fx.GraphModule):
-                self._inner(gm, node, inner, ctx, result, again)
+                self._inner(gm, node, inner, ctx, result, around)
         graphs = [m.graph for m in gm.modules() if isinstance(m, fx.GraphModule)]
         if any(sign in str(n.target) for graph in graphs for n in graph.nodes for sign in _SIGNS):
-            GraphWork(gm, ctx, self._config, result, again=again).run()
+            GraphWork(gm, ctx, self._config, result, around=around).run()
 
     def _inner(
         self,
@@ -66,14 +66,14 @@ class Attention(Pass):
         inner: fx.GraphModule,
         ctx: PassContext,
         result: PassResult,
-        again: bool,
+        around: tuple[str, ...],
     ) -> None:
         """A copy of the inner graph is worked on, so that undoing the pass means putting the old one back."""
         if any(str(user.target) == "flex_attention" for user in node.users):
             return  # what it does to one score is not a graph with attention in it
         worked, found = copy.deepcopy(inner), PassResult(product=[])
-        again = again or any("checkpoint" in str(user.target) for user in node.users)
-        self._graph(worked, dataclasses.replace(ctx, contents=lambda _node: None), found, again)
+        around += tuple(str(user.target) for user in node.users)
+        self._graph(worked, dataclasses.replace(ctx, contents=lambda _node: None), found, around)
         result.applied += found.applied
         result.declined += found.declined
         result.product += found.product

@@ -17,7 +17,7 @@ import sympy
 import torch
 from torch import fx
 
-from optpass.passes.attention import autocast
+from optpass.passes.attention import autocast, nodes
 from optpass.passes.attention.axes import Axis, Dims, atoms, expression, flat, resolve
 from optpass.passes.attention.hints import Hints, held
 from optpass.passes.attention.ir import Program, Value
@@ -104,10 +104,7 @@ class Writer:
             recording = torch.set_grad_enabled(torch.is_grad_enabled() and self.like.grad and not traces)
             for context in (mode or contextlib.nullcontext(), recording, symbolic):
                 stack.enter_context(context)
-            if node.op == "call_method":
-                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-            assert callable(node.target)
-            return node.target(*args, **kwargs)
+            return nodes.run(node, args, kwargs)
 
     def undo(self) -> None:
         """Erase everything that was written."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from optpass.passes.attention import autocast, calls, nodes, part_writes
+from optpass.passes.attention import autocast, calls, nodes, part_values, part_writes
 from optpass.passes.attention.ir import Program, Value, map_values
 from optpass.passes.attention.recorder import Recorder
 from optpass.passes.attention.unseen import softmax_inside
@@ -102,7 +102,7 @@ class _Lowering:
         if name == "dropout":
             return self._dropout(node, args, kwargs)
         try:
-            result = calls.map_tensors(self._call(node, args, kwargs), self._current)
+            result = calls.map_tensors(nodes.run(node, args, kwargs), self._current)
         except Exception as error:  # noqa: BLE001  # whatever fails on fakes (data-dependent sizes ...) stays opaque
             log.debug("%s is not looked into: %s: %s", node.name, type(error).__name__, error)
             return self._closed(node)
@@ -114,12 +114,6 @@ class _Lowering:
         weight = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
         found = self.program.node_value(weight)
         return found is not None and found.op is not None
-
-    def _call(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        assert callable(node.target)
-        return node.target(*args, **kwargs)
 
     def _closed(self, node: fx.Node) -> Any:
         """An opaque result; whatever the node may write to is no longer known."""
@@ -234,6 +228,8 @@ class _Lowering:
             full = [list(result.shape), number, result.dtype, torch.strided, result.device, False]
             self._new(result, op=torch.ops.aten.full.default, args=tuple(full))
             return
+        with Recorder(self):
+            op, arguments = part_values.filled(op, arguments, self._current)
         outputs = result if isinstance(result, (tuple, list)) else (result,)
         for index, tensor in enumerate(outputs):
             if isinstance(tensor, torch.Tensor) and id(tensor) not in {id(t) for t in calls.tensors(filled)}:
@@ -247,7 +243,9 @@ class _Lowering:
             self._wrote(calls.storage_of(target), self.node)
         if functional is None:
             return
-        value = self._new(first, op=functional, args=arguments[: len(functional._schema.arguments)])
+        with Recorder(self):
+            form, args = part_values.filled(functional, arguments[: len(functional._schema.arguments)], self._current)
+        value = self._new(first, op=form, args=args)
         for other in {id(t): t for t in self.kept[value.storage]}.values():
             if other is not first and calls.same_place(other, first):  # by another name (`x.view_as(x)`, a second `to`)
                 self.known[id(other)] = value
@@ -258,14 +256,17 @@ class _Lowering:
         self._written_in_part(op, arguments)
 
     def _written_in_part(self, op: Any, arguments: Any) -> None:
-        """A number written to a part is filled in where that is."""
-        number, part = part_writes.number_written(op, arguments), part_writes.part_of(arguments[0])
-        if number is None or part is None or self.known.get(id(part.whole.tensor)) is not part.whole:
+        """The whole of which a part was written to, as far as it is known what it has become."""
+        part = part_writes.part_of(arguments[0])
+        if part is None or self.known.get(id(part.whole.tensor)) is not part.whole:
             return
         with Recorder(self):
-            mask = self._current(part_writes.inside(part))
-        form = getattr(torch.ops.aten.masked_fill, "Tensor" if isinstance(number, Value) else "Scalar")
-        self._stands(self._new(part.whole.tensor, op=form, args=(part.whole, mask, number)))
+            changes = part_values.changes(part, op, arguments, self._current)
+        value = part.whole
+        for left, (form, args) in zip(reversed(range(len(changes))), changes, strict=True):
+            tensor = torch.empty_like(part.whole.tensor) if left else part.whole.tensor
+            value = self._new(tensor, op=form, args=(value, *args))
+            self._stands(value)
 
     def _stands(self, value: Value, tensor: torch.Tensor | None = None) -> None:
         """The node of a tensor that was written to returns `value` now."""
@@ -279,8 +280,6 @@ class _Lowering:
         if writer is not None:
             self.program.writes.setdefault(storage, []).append(writer)
             self.program.touches.setdefault(storage, set()).add(writer)
-
-    # ---- between nodes and tensors ----------------------------------------------------------------------------
 
     def _materialise(self, item: Any) -> Any:
         """Arguments of a node with tensors (and SymInts) in place of nodes."""

@@ -59,3 +59,11 @@ def reshaped(method: str, args: Any, kwargs: Any, example: torch.Tensor) -> torc
 def fake_mode(node: fx.Node) -> Any:
     """The mode of what Dynamo says that a node returns; None where that is no fake tensor."""
     return getattr(node.meta.get("example_value"), "fake_mode", None)
+
+
+def run(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """What a call of a function or method gives for these arguments."""
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    assert callable(node.target)
+    return node.target(*args, **kwargs)

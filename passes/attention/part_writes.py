@@ -1,12 +1,13 @@
-"""A number that is written to a part of a tensor (`scores[..., n:] = -inf`), as what the whole of it has become.
+"""Where a part of a tensor is that is written to (`scores[..., n:] = -inf`): a mask of its places.
 
-The part is a view by slices and single places of some dims: where it is follows from the places along these, so that
-the whole is `masked_fill` of what it was. A tensor that has the same elements in another shape is a view of what was
-written.
+The part is a view by slices and single places of some dims, or of a diagonal. A tensor that has the same elements in
+another shape is a view of what was written. What the whole becomes is `part_values`.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from optpass.passes.attention.ir import Value
 Size = int | torch.SymInt
 
 #: What leads from a tensor to a part of it, or changes nothing.
-_STEPS = frozenset({"slice", "select", "alias", "detach"})
+_STEPS = frozenset({"slice", "select", "diagonal", "alias", "detach"})
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,16 @@ class Part:
 
     Attributes:
         places: (dim, first, last).
+        steps: of dims of which every so many-th place from the first on is one.
+        diagonal: (offset, rows, columns): the places are those of a diagonal of two dims, and none of the above.
+        dims: of the whole, in the order in which the view has them.
     """
 
     whole: Value
-    places: tuple[tuple[int, Size, Size], ...]
+    places: tuple[tuple[int, Size, Size], ...] = ()
+    steps: tuple[tuple[int, int], ...] = ()
+    diagonal: tuple[int, int, int] | None = None
+    dims: tuple[int, ...] = ()
 
 
 def part_of(view: Value) -> Part | None:
@@ -41,42 +48,70 @@ def part_of(view: Value) -> Part | None:
             return None
         steps.append((whole, source))
         whole = source
+    made = [(part, source) for part, source in reversed(steps) if part.name not in ("alias", "detach")]
+    if made and made[0][0].name == "diagonal":
+        _, offset, rows, columns = made[0][0].args
+        return Part(whole, diagonal=(offset, rows % whole.dim, columns % whole.dim)) if len(made) == 1 else None
+    return _by_places(whole, made)
+
+
+def _by_places(whole: Value, made: list[tuple[Value, Value]]) -> Part | None:
     left: dict[int, tuple[Size, Size]] = {dim: (0, size) for dim, size in enumerate(whole.shape)}
+    every: dict[int, int] = {}
     order = list(left)
-    for made, source in reversed(steps):
-        if made.name not in ("slice", "select"):
-            continue
-        dim = (int(made.args[1]) if len(made.args) > 1 else 0) % source.dim
-        if made.name == "slice" and not _same(made.tensor.stride()[dim], source.tensor.stride()[dim]):
-            return None  # every second
-        # Where it begins says the offset, whatever the numbers of a slice are cut to.
-        offset, step = made.tensor.storage_offset() - source.tensor.storage_offset(), source.tensor.stride()[dim]
-        if _same(step, 0):
+    for view, source in made:
+        dim = (int(view.args[1]) if len(view.args) > 1 else 0) % source.dim
+        at, step = order[dim], source.tensor.stride()[dim]
+        if view.name == "diagonal" or at in every or _same(step, 0):
             return None
-        first = left[order[dim]][0] + (offset if _same(step, 1) else 0 if _same(offset, 0) else offset // step)
-        size = made.shape[dim] if made.name == "slice" else 1
-        left[order[dim]] = first, first + size
-        if made.name == "select":
+        # Where it begins says the offset, whatever the numbers of a slice are cut to.
+        offset = view.tensor.storage_offset() - source.tensor.storage_offset()
+        first = left[at][0] + (offset if _same(step, 1) else 0 if _same(offset, 0) else offset // step)
+        if view.name == "select":
+            left[at] = first, first + 1
             del order[dim]
+        elif _same(view.tensor.stride()[dim], step):
+            left[at] = first, first + view.shape[dim]
+        elif isinstance(number := view.args[4], int) and number > 1:
+            left[at], every[at] = (first, first + (view.shape[dim] - 1) * number + 1), number
+        else:
+            return None
     found = ((d, first, last) for d, (first, last) in left.items())
-    places = tuple(one for one in found if not (_same(one[1], 0) and _same(one[2], whole.shape[one[0]])))
-    return Part(whole, places) if places else None
+    places = tuple(
+        one for one in found if one[0] in every or not (_same(one[1], 0) and _same(one[2], whole.shape[one[0]]))
+    )
+    return Part(whole, places, tuple(every.items()), dims=tuple(order)) if places else None
 
 
 def inside(part: Part) -> torch.Tensor:
     """True at the places of a part; broadcasts to the whole."""
-    found: torch.Tensor | None = None
+    whole = part.whole
+
+    def places(dim: int) -> torch.Tensor:
+        at = torch.arange(whole.shape[dim], device=whole.tensor.device)
+        return at.view([-1 if d == dim else 1 for d in range(whole.dim)])
+
+    if part.diagonal is not None:
+        offset, rows, columns = part.diagonal
+        return places(rows) + offset == places(columns)
+    steps, found = dict(part.steps), list[Any]()
     for dim, first, last in part.places:
-        size = part.whole.shape[dim]
-        at = torch.arange(size, device=part.whole.tensor.device)
-        below: Any = None if _same(last, size) else at < last
-        above: Any = None if _same(first, 0) else at >= first
-        here = above if below is None else below if above is None else above & below
-        assert here is not None  # else it is all of the dim
-        here = here.view([size if d == dim else 1 for d in range(part.whole.dim)])
-        found = here if found is None else found & here
-    assert found is not None  # there is one place at least
-    return found
+        at: Any = places(dim)
+        found += [] if _same(first, 0) else [at >= first]
+        found += [] if _same(last, whole.shape[dim]) else [at < last]
+        found += [(at - first) % steps[dim] == 0] if dim in steps else []
+    mask: torch.Tensor = functools.reduce(operator.and_, found)  # there is one at least
+    return mask
+
+
+def same_part(one: Part | None, other: Part) -> bool:
+    """Whether two parts are of the same places of one tensor, asking for no guard."""
+    return (
+        one is not None
+        and one.whole is other.whole
+        and str((one.places, one.steps, one.diagonal, one.dims))
+        == str((other.places, other.steps, other.diagonal, other.dims))
+    )
 
 
 def number_written(op: Any, arguments: Any) -> Any:

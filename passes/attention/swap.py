@@ -212,7 +212,8 @@ class Attachment:
                 final = writer.call(torch.Tensor.expand, final, *(writer.size(s) for s in value.tensor.shape))
                 if same_sizes(final.meta["example_value"].shape, value.tensor.shape):
                     return final
-        raise Blocked(f"internal: {tuple(have.shape)} {have.dtype} in place of {value!r}", value)
+        ours, theirs = (" x ".join(map(str, shape)) for shape in (have.shape, value.tensor.shape))
+        raise Blocked(f"its result would be {ours}, of which nothing says that it is {theirs}", value)
 
     def _strided(self, writer: Writer, old: fx.Node, new: fx.Node) -> fx.Node:
         """`new`, copied to the strides of `old` where a `view` or the caller downstream could tell the difference."""

@@ -62,13 +62,14 @@ class GraphWork:
     """One graph being worked on.
 
     Args:
-        again: a checkpoint runs it again in the backward.
+        around: the operators that run it, for a graph inside of another.
     """
 
     def __init__(
-        self, gm: fx.GraphModule, ctx: PassContext, config: AttentionConfig, result: PassResult, *, again: bool = False
-    ) -> None:
-        self.gm, self.ctx, self.config, self.result, self.again = gm, ctx, config, result, again
+        self, gm: fx.GraphModule, ctx: PassContext, config: AttentionConfig, result: PassResult,
+        *, around: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self.gm, self.ctx, self.config, self.result, self.around = gm, ctx, config, result, around
         swaps = config.dropout == "swap"
         self.program = lower(gm.graph, lambda target: getattr(gm, target, None), rates=swaps)
         multiply_matrices(self.program)
@@ -89,7 +90,8 @@ class GraphWork:
             if f.product in self.live
         ]
         regions = sum(len(f.sites) for f in candidates)
-        self.chooser = Chooser(self.ctx, self.config, regions, again=self.again)
+        again = any("checkpoint" in name for name in self.around)
+        self.chooser = Chooser(self.ctx, self.config, regions, again=again)
         self.private = private([f.sites for f in candidates], self.program, self.live, self.roots)
         for candidate in candidates:
             try:
@@ -126,6 +128,9 @@ class GraphWork:
         check_private(site, self.program, self.live, self.roots, self.private)
         if self.training:
             check_grad_mode(site)
+        if self.training and "cond" in self.around:
+            reason = "it stands in a branch of torch.cond, and its gradients would have other strides than the other's"
+            raise Blocked(reason, site.output)
 
     def _contained(self, site: Site) -> _Part:
         """`_decided`, of which an error of ours costs the one site."""

@@ -161,7 +161,7 @@ def test_flex_attention_reads_parts_of_one_projection(seeded: int) -> None:
 
     inputs = torch.randn(2, 9, 24), torch.randn(24, 96), torch.randn(9, 1, 16)
     with torch.no_grad():
-        made = torch.compile(attention, backend="optpass", options={"attention": "always"})(*inputs)
+        made = torch.compile(attention, backend="optpass", options={"attention": "flex"})(*inputs)
         assert "FlexAttention" in str(optpass.report().sites("attention")[0].after)
         torch.testing.assert_close(made, attention(*inputs))
 
@@ -222,3 +222,18 @@ def test_flex_attention_is_not_used_where_it_reads_beyond_the_last_key(dynamic: 
             operands = *(torch.randn(2, 3, length, 16) for _ in range(3)), torch.tensor(0.2)
             torch.testing.assert_close(call(*operands), attention(*operands))
     assert "beyond the last key" in str(optpass.report().declined("attention")[0].reason)
+
+
+def test_not_a_number_stays_one(seeded: int) -> None:
+    """FlexAttention as Inductor compiles it for CPUs makes zeros of a query that holds NaN, and numbers of its keys."""
+
+    def capped(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        scores = torch.tanh(query @ key.mT / 20).mul(5).masked_fill(~torch.ones(40, 40).tril().bool(), -torch.inf)
+        return scores.softmax(-1) @ value
+
+    query, key, value = torch.randn(3, 2, 3, 40, 32)
+    query[0, 1, 7, 3] = key[1, 2, 5, 0] = value[1, 0, 39, 1] = torch.nan
+    call = torch.compile(capped, backend="optpass", options={"attention": "always", "strict": True})
+    with torch.no_grad():
+        torch.testing.assert_close(call(query, key, value), capped(query, key, value), equal_nan=True)
+    assert len(optpass.report().sites("attention")) == 1

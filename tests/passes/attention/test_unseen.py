@@ -100,7 +100,7 @@ def some_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def written_to(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = q @ k.mT
-    scores[..., :2] += 1.0
+    scores[..., :2] *= 0.5
     return scores.softmax(-1) @ v
 
 

@@ -110,3 +110,23 @@ class NonLocalBlock(nn.Module):
         pairs = torch.matmul(theta.permute(0, 2, 1), phi)
         y = torch.matmul(F.softmax(pairs, dim=-1), g.permute(0, 2, 1)).permute(0, 2, 1).contiguous()
         return y.view(b, -1, *x.size()[2:])
+
+
+@form(tokens, mask="operand", scale=root)
+class DecomposedDistances(_Relative):
+    """MViTv2: distances in each direction are added to all scores but a class token's, in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.split(x)
+        b, h, n, _ = q.shape
+        side = n // 2
+        scores = (q * self.dim**-0.5) @ k.transpose(-2, -1)
+        places = q[:, :, n - 2 * side :].reshape(b, h, 2, side, -1)
+        rows = torch.einsum("byhwc,hkc->byhwk", places.flatten(0, 1).view(b, h, 2, side, -1), self.positions[:2, :2])
+        columns = torch.einsum("byhwc,wkc->byhwk", places, self.positions[:1, :side].expand(side, side, -1))
+        scores[:, :, n - 2 * side :, n - 2 * side :] = (
+            scores[:, :, n - 2 * side :, n - 2 * side :].view(b, -1, 2, side, 2, side)
+            + rows[:, :, :, :, :, None]
+            + columns[:, :, :, :, None, :]
+        ).view(b, -1, 2 * side, 2 * side)
+        return (scores.softmax(dim=-1) @ v).transpose(1, 2).reshape(b, n, -1)

@@ -157,6 +157,21 @@ def capped_and_checkpointed(q, k, v):
     return checkpoint(lambda *x: attend(*x, lambda s: 2 * torch.tanh(s / 2)), q, k, v, use_reentrant=False)
 
 
+@suite.equal()
+def in_a_branch(q, k, v):
+    """Attention in one branch, and something else in the other: gradients of both are to be laid out alike."""
+
+    def scores(q, k):
+        return q @ k.transpose(-2, -1) * 8**-0.5
+
+    return torch.cond(
+        q.sum() > 0,
+        lambda q, k, v: scores(q, k).softmax(-1) @ v,
+        lambda q, k, v: scores(q, k).sigmoid() @ v,
+        (q, k, v),
+    )
+
+
 for _which in ("q", "k", "v"):
     _flags = tuple(name == _which for name in "qkv")
     suite.equal(

@@ -151,3 +151,149 @@ def written_through_an_older_view(q, k, v, other_q, other_k):
     rest.fill_(torch.finfo(s.dtype).min)
     s = F.pad(other_q @ other_k.mT / 2 - s, (0, 1), value=-3.0)
     return s.softmax(-1)[..., :-1] @ v
+
+
+# ---- what is added to a part ------------------------------------------------------------------------------------
+
+
+def biased(*shape: int):
+    return lambda r: [*r.qkv(), r.randn(*shape)]
+
+
+def _added(s, b):
+    s[..., 2:] += b
+
+
+def _set_to_a_sum(s, b):
+    s[..., 2:] = b + s[..., 2:]
+
+
+def _set_to_a_sum_of_others(s, b):
+    s[..., 2:] = s[..., 1:-1] + b
+
+
+def _set_to_more_than_a_sum(s, b):
+    s[..., 2:] = 2 * s[..., 2:] + b
+
+
+def _in_another_shape(s, b):
+    part = s[:, :, 2:, 2:]
+    s[:, :, 2:, 2:] = (part.view(2, 3, 2, 2, 2, 2) + b[:, :, :, None] - 0.5 * b[:, :, None]).view(2, 3, 4, 4)
+
+
+def _all_of_it(s, b):
+    s[:, :, 0:, 0:] = s[:, :, 0:, 0:] + b
+
+
+def _all_of_it_in_another_dtype(s, b):
+    s[:] = (s.double() + b).to(torch.bfloat16)
+
+
+def _overlapping(s, b):
+    s[..., :4] += b
+    s[..., 2:] -= 2 * b
+
+
+def _scaled_between(s, b):
+    t = s[..., 2:] + b
+    s.mul_(2.0)
+    s[..., 2:] = t
+
+
+def _changed_between(s, b):
+    c = b * 1
+    t = s[..., 2:] + c
+    c.mul_(3)
+    s[..., 2:] = t
+
+
+def _changed_after(s, b):
+    c = b * 1
+    s[..., 2:] += c
+    c.mul_(3)
+
+
+def _hidden_then_added(s, b):
+    s[..., 4:] = -math.inf
+    s[..., 2:] += b
+
+
+_written("added, a tensor", "of some keys, through a view", lambda s, b: s[..., 2:].add_(b, alpha=0.5), biased(6, 4))
+_written("added to a slice", "a part is made more", _added, biased(2, 3, 6, 4))
+_written("a sum", "a part becomes more than it was", _set_to_a_sum, biased(4))
+_written("a sum of others", "a part becomes more than another part was", _set_to_a_sum_of_others, biased(4))
+_written("more than a sum", "a part is scaled, too", _set_to_more_than_a_sum, biased(4))
+_written("a sum in another shape", "as MViT adds distances", _in_another_shape, biased(2, 3, 2, 2, 2))
+_written("a sum over all", "the slice is all there is", _all_of_it, biased(3, 6, 6))
+_written("a sum that is cast", "all of it is rounded", _all_of_it_in_another_dtype, biased(3, 6, 6))
+_written("sums that overlap", "one part after another", _overlapping, biased(6, 4))
+_written("scaled before it is written", "the sum is of what was", _scaled_between, biased(4))
+_written("another bias by then", "what was added is something else now", _changed_between, biased(4))
+_written("another bias behind", "what was added is something else behind it", _changed_after, biased(4))
+_written("hidden, then added", "minus infinity stays what it is", _hidden_then_added, biased(4))
+_written("every second, added", "a slice with a step", lambda s, b: s[..., ::2].add_(b), biased(3))
+_written("a row, added", "one query", lambda s, b: s[:, :, 2].add_(b), biased(6))
+_written("a wider sum", "the bias is in float64", lambda s, b: s[..., 2:].add_(b.double()), biased(4))
+
+
+@suite.equal(biased(4))
+def added_unrecorded(q, k, v, b):
+    """A bias is added where no gradients are recorded: none flow to it."""
+    s = q @ k.mT * 8**-0.5
+    with torch.no_grad():
+        s[..., 2:] += b
+    return s.softmax(-1) @ v
+
+
+@suite.equal(biased(4), dynamic=True, then=(lambda r: [*r.qkv(2, 3, 9, 8), r.randn(7)],))
+def added_to_a_dynamic_length(q, k, v, b):
+    """All keys but two."""
+    s = q @ k.mT * 8**-0.5
+    s[..., 2:] += b
+    return s.softmax(-1) @ v
+
+
+# ---- other places -----------------------------------------------------------------------------------------------
+
+QUERIES, KEYS = torch.triu_indices(6, 6, 1)
+
+
+def _at(*index: object):
+    def write(s, fill=-math.inf):
+        s[(slice(None), slice(None), *index)] = fill
+
+    return write
+
+
+_written("every third key", "a slice with a step and a start", _set(..., slice(1, None, 3)))
+_written("every second of every second", "steps of steps", lambda s: s[..., ::2][..., ::2].fill_(-1e9))
+_written("a diagonal above", "each query's next key", lambda s: s.diagonal(1, -2, -1).fill_(-math.inf))
+_written("a diagonal of heads", "of heads and queries", lambda s: s[:, :, :3].diagonal(0, 1, 2).fill_(-1e9))
+_written("a part of a diagonal", "its first places", lambda s: s.diagonal(0, -2, -1)[..., :3].fill_(-1e9))
+_written("indices of a triangle", "integers for queries and keys: causal", _at(QUERIES, KEYS))
+_written("indices of almost a triangle", "one is missing", _at(QUERIES[1:], KEYS[1:]))
+_written("indices the wrong way round", "queries and keys exchanged", lambda s: _at(KEYS, QUERIES)(s, -1e9))
+_written("indices of keys", "integers for keys alone", _at(slice(None), torch.tensor([5, 3, -2])))
+_written("indices in a list", "numbers of the program", lambda s: _at(slice(None), [5, 3])(s))
+_written("indices, to 0", "no number that hides", lambda s: _at(QUERIES, KEYS)(s, 0.0))
+_written("indices, added", "a number is added at places", lambda s: s.index_put_((torch.tensor([1]),), s.new_ones(()),
+                                                                                accumulate=True))  # fmt: skip
+_written("indices, others", "other numbers at places", lambda s: _at(QUERIES, KEYS)(s, torch.full((15,), -1e9)))
+_written("index_fill", "keys by their places", lambda s: s.index_fill_(-1, torch.tensor([1, 4]), -math.inf))
+
+
+@suite.equal(lambda r: [*r.qkv(), r.ints(0, 6, 3)])
+def filled_at_given_keys(q, k, v, keys):
+    """Which keys are hidden is an input; the filled scores are a copy."""
+    s = q @ k.mT * 8**-0.5
+    return s.index_fill(-1, keys, -1e9).softmax(-1) @ v, s.logsumexp(-1)
+
+
+@suite.equal(lambda r: [*r.qkv(), r.ints(0, 6, 3)])
+def indices_changed_behind(q, k, v, keys):
+    """The places are something else behind the write."""
+    keys = keys.clone()
+    s = q @ k.mT * 8**-0.5
+    s[:, :, :, keys] = -1e9
+    keys.add_(1)
+    return s.softmax(-1) @ v, keys
