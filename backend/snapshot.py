@@ -19,6 +19,7 @@ from torch import fx
 from optpass.backend.compat import TracingContext, tracing
 from optpass.errors import PassError
 from optpass.passes.attention.axes import equal
+from optpass.passes.attention.strides import equal_strides
 
 _ATTRIBUTES = ("_parameters", "_buffers", "_modules")
 #: What Dynamo leaves on nodes that leads to the user's tensors; a copy that outlives the compile goes without.
@@ -256,7 +257,7 @@ def same_metadata(old: Any, new: Any) -> bool:
 def _same_strides(old: torch.Tensor, new: torch.Tensor) -> bool:
     """A dim of size 1 has no stride to speak of."""
     triples = zip(old.shape, old.stride(), new.stride(), strict=True)
-    return all(_same_number(size, 1) or _same_number(a, b) for size, a, b in triples)
+    return all(_same_number(size, 1) or _same_number(a, b) or equal_strides(a, b) for size, a, b in triples)
 
 
 def _same_ints(old: Any, new: Any) -> bool:

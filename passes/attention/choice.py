@@ -46,7 +46,7 @@ class Chooser:
         materialises = choice.target is None or choice.kernel == gate.MATH
         flex = choice.target == "flex" and planned.problem.device == "cpu"
         if (materialises or flex) and mode in ("auto", "always"):
-            choice = self._in_blocks(planned) or choice
+            choice = self._blocks_rather(planned, choice)
         if choice.target == "flex" and flex and mode != "flex" and self.ctx.options.inner == "inductor":
             raise Blocked(_SWALLOWS, planned.site.output)
         if choice.target is None:
@@ -63,7 +63,7 @@ class Chooser:
             raise Blocked(reason, planned.site.output)
         verdict = self._verdict(planned, choice)
         other = self._in_blocks(planned) if self.config.mode == "auto" and choice.target != BLOCKS else None
-        if other is not None:
+        if isinstance(other, Choice):
             in_blocks = self._verdict(planned, other)
             if in_blocks.pays and not (verdict.pays and verdict.fused_us <= in_blocks.fused_us):
                 choice, verdict = other, in_blocks
@@ -73,6 +73,16 @@ class Chooser:
         if self.config.mode == "auto" and not verdict.pays:
             raise Blocked(verdict.reason, planned.site.output, cost)
         return choice, cost
+
+    def _blocks_rather(self, planned: Plan, choice: Choice) -> Choice:
+        """Our own operator where it computes the site, else `choice`, which says why not."""
+        blocks = self._in_blocks(planned)
+        if isinstance(blocks, Choice):
+            return blocks
+        if choice.target is not None:
+            return choice
+        others = [why for kernel, why in choice.rejected if kernel != BLOCKS]
+        return dataclasses.replace(choice, reason="; ".join([*others, blocks]))
 
     def _spec(self, planned: Plan) -> DeviceSpec:
         try:
@@ -93,17 +103,20 @@ class Chooser:
             return verdict
         return dataclasses.replace(verdict, pays=False, reason=f"it is not faster by enough: {verdict.reason}")
 
-    def _in_blocks(self, planned: Plan) -> Choice | None:
-        """Our own operator, where it computes the site: on a CPU, and not for a foreign compiler."""
-        if self.ctx.options.inner not in _OWN_OPERATORS or planned.problem.device != "cpu":
-            return None
+    def _in_blocks(self, planned: Plan) -> Choice | str:
+        """Our own operator, where it computes the site: on a CPU, and not for a foreign compiler; else why not."""
+        if planned.problem.device != "cpu":
+            return "attention in blocks is for CPUs"
+        if self.ctx.options.inner not in _OWN_OPERATORS:
+            return "attention in blocks is not for compilers of others"
         if planned.mask.empty_rows in ("zero", "zero or NaN"):  # rows without a key are NaN in it
-            return None
+            return "attention in blocks gives NaN for a row without a key, not zeros"
         numbers = (planned.scale, *(cap.inner for cap in planned.site.scores.softcaps))
         if not all(isinstance(number, (int, float)) for number in numbers):
-            return None
+            return "attention in blocks takes no number that may change from call to call"
         choice = choose_kernel(planned.problem, arch="cpu", mode="auto", available=frozenset({BLOCKS}))
-        return choice if choice.target == BLOCKS else None
+        refused = dict(choice.rejected).get(BLOCKS, choice.reason)
+        return choice if choice.target == BLOCKS else refused
 
     def _available(self, device: str) -> frozenset[str]:
         """Kernels that can be used here: FlexAttention is one where its form is known and somebody will compile it."""

@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from torch import fx
 
 from optpass.passes.attention import returned
-from optpass.passes.attention.axes import Dims, below, equal, is_one, known_equal, same_sizes
+from optpass.passes.attention.axes import Dims, below, known_equal, same_sizes
 from optpass.passes.attention.calls import storage_of
 from optpass.passes.attention.emit import Writer
 from optpass.passes.attention.ir import Program, Value, ancestors, flat_values
 from optpass.passes.attention.rewrite import Layout, place
 from optpass.passes.attention.site import Blocked, Site
+from optpass.passes.attention.strides import same_strides
 
 #: How many nodes after the call are followed to see that other strides do no harm.
 _FOLLOW = 16
@@ -223,7 +224,7 @@ class Attachment:
             new = writer.call(torch.clone, new, memory_format=torch.preserve_format)
         if isinstance(value, Value) and not _harmless(old, new.meta["example_value"], writer):
             new = _dense(writer, new, value.tensor)
-            if not _same_strides(new.meta["example_value"], value.tensor):
+            if not same_strides(new.meta["example_value"], value.tensor):
                 raise Blocked("the result has strides that a copy does not give back", value)
         return new
 
@@ -238,15 +239,10 @@ def _dense(writer: Writer, node: fx.Node, like: torch.Tensor) -> fx.Node:
     return writer.call(torch.permute, copied, tuple(order.index(d) for d in range(like.dim())))
 
 
-def _same_strides(one: torch.Tensor, other: torch.Tensor) -> bool:
-    pairs = zip(one.shape, one.stride(), other.stride(), strict=True)
-    return all(equal(a, b) or is_one(size) for size, a, b in pairs)
-
-
 def _harmless(old: fx.Node, new: torch.Tensor, writer: Writer) -> bool:
     """Whether everything downstream comes out with the strides that it has now, although this tensor has others."""
     changed: dict[fx.Node, Any] = {}
-    if _same_strides(new, old.meta["example_value"]):
+    if same_strides(new, old.meta["example_value"]):
         return True
     changed[old] = new
     todo = sorted(old.users)
@@ -262,7 +258,7 @@ def _harmless(old: fx.Node, new: torch.Tensor, writer: Writer) -> bool:
         result = _evaluate(node, changed, writer)
         if result is None or not same_sizes(result.shape, example.shape):
             return False
-        if not _same_strides(result, example):
+        if not same_strides(result, example):
             changed[node] = result
             todo = sorted({*todo, *node.users})
     return False

@@ -261,3 +261,15 @@ def nothing(qkv):
     """No element is computed; sizes of 0 tell no layout from another."""
     q, k, v = qkv.view(*qkv.shape[:2], 3, 2, 8).permute(2, 0, 3, 1, 4)
     return (q @ k.mT * 0.35).softmax(-1) @ v
+
+
+def _of_length(n: int):
+    return lambda r: r.qkv(2, 3, n, 8)
+
+
+@suite.equal(_of_length(8), dynamic=True, then=(_of_length(20), _of_length(4)))
+def windows_of_a_dynamic_length(q, k, v):
+    """As many windows of four as the length has."""
+    b, h, n, d = q.shape
+    q, k, v = (t.reshape(b, h, n // 4, 4, d) for t in (q, k, v))
+    return attend(q, k, v).reshape(b, h, n, d)
