@@ -188,6 +188,7 @@ def _evaluate(gm: fx.GraphModule, node: fx.Node, key: str, fake: Any) -> Any:
                 if key == "example_value" and fake.shape_env is not None:
                     # AOTAutograd traces this graph again with guards of its own; the check must not add to them.
                     stack.enter_context(fake.shape_env.suppress_guards())
+                    stack.enter_context(fake.shape_env.ignore_fresh_unbacked_symbols())
             if node.op == "call_function":
                 return node.target(*args, **kwargs)  # type: ignore[operator]
             if node.op == "call_method":

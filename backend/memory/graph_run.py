@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from optpass.backend import compat
+from optpass.backend.memory.graph_values import concrete
 from optpass.backend.memory.storages import Storages
 
 
@@ -47,7 +48,12 @@ class GraphRun:
         args = fx.node.map_arg(node.args, environment.__getitem__)
         kwargs = fx.node.map_arg(node.kwargs, environment.__getitem__)
         target: Any = node.target
-        out = target(*args, **kwargs)
+        try:
+            out = target(*args, **kwargs)
+        except Exception as error:
+            if not compat.needs_values(error):
+                raise
+            out = torch.utils._pytree.tree_map(lambda value: concrete(value, self._mode), node.meta["val"])
         storages.ran(node.name, target, args, kwargs, out)
         environment[node] = out
 

@@ -10,6 +10,7 @@ from torch import fx
 
 from optpass.backend import compat
 from optpass.backend.memory.wrapper import fake_tensor
+from optpass.passes.memory.unbacked import value_of
 
 
 def values_of_inputs(gm: fx.GraphModule) -> list[Any]:
@@ -33,9 +34,8 @@ def concrete(value: Any, mode: compat.FakeTensorMode) -> Any:
 
 
 def hint(value: Any) -> Any:
-    """The value that a symbol had when it was traced."""
-    node = getattr(value, "node", None)
-    return value if node is None or not hasattr(node, "hint") else node.hint
+    """The value that a symbol had when it was traced; the most that it can be, where only running tells."""
+    return value_of(value)
 
 
 def ints(sizes: Iterable[Any]) -> list[int]:

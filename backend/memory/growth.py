@@ -11,6 +11,7 @@ from torch import fx
 
 from optpass.backend.bound_sizes import symbol_of
 from optpass.backend.memory.graph_values import hint
+from optpass.passes.memory.unbacked import has_value
 
 
 class Growth:
@@ -63,13 +64,14 @@ class Growth:
 
 
 def sizes_in(graph: fx.Graph) -> list[Any]:
-    """The different symbolic sizes of a graph's tensors, in elements."""
+    """The different symbolic sizes of a graph's tensors, in elements, but those that only running tells: these are
+    planned at their largest."""
     found: dict[Any, None] = {}
     for node in graph.nodes:
         value = node.meta.get("val")
         for part in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(part, torch.Tensor):
                 count = part.numel()
-                if isinstance(count, torch.SymInt):
+                if isinstance(count, torch.SymInt) and has_value(count.node):
                     found.setdefault(count.node.expr)
     return list(found)

@@ -40,6 +40,7 @@ from optpass.backend.memory.outcome import Outcome, plan_of
 from optpass.backend.memory.replay import Executor, StepReplay, replay_step
 from optpass.backend.memory.searches import SEARCHES, beneath, least_held
 from optpass.backend.memory.tail import NO_TAIL, Tail
+from optpass.backend.memory.unbounded import refused_where_unbounded
 from optpass.errors import BudgetInfeasibleError
 from optpass.passes.devices import DeviceSpec
 from optpass.passes.memory.describe import live_at_peak, tensor_of
@@ -97,9 +98,11 @@ class BudgetPartitioner:
 
         Raises:
             BudgetInfeasibleError: no plan fits.
+            ConfigError: a size depends on the data, and nothing bounds it.
         """
         # What Inductor makes for each replay holds much in cycles, and is collected.
-        with contextlib.nullcontext() if self.executor == "inductor" else uncollected():
+        kept = contextlib.nullcontext() if self.executor == "inductor" else uncollected()
+        with refused_where_unbounded(self.budget.where), kept:
             return self._split(joint, joint_inputs, kwargs)
 
     def _split(self, joint: fx.GraphModule, joint_inputs: Any, kwargs: dict[str, Any]) -> Modules:

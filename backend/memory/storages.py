@@ -129,9 +129,13 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         self._storages = storages
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = self.result(func, args, kwargs or {})
         self._storages.ran(str(func), func, args, kwargs or {}, out)
         return out
+
+    def result(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """What the operator returns."""
+        return func(*args, **kwargs)
 
 
 def strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

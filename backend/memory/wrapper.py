@@ -14,6 +14,7 @@ import torch
 
 from optpass.backend import compat
 from optpass.backend.compat import memory as inductor
+from optpass.backend.memory import branches
 from optpass.backend.memory.storages import Operators, Storages
 
 
@@ -23,7 +24,7 @@ class Wrapper:
     def __init__(self, lowered: inductor.Lowered, mode: compat.FakeTensorMode) -> None:
         self._lowered = lowered
         self._mode = mode
-        self._code = compile(lowered.source, "<inductor wrapper>", "exec")
+        self._code = compile(branches.both(lowered.source), "<inductor wrapper>", "exec")
 
     def run(self, args: list[Any], storages: Storages) -> list[Any]:
         """Call the wrapper with `args`, a list that it takes the values out of; its outputs.
@@ -36,7 +37,7 @@ class Wrapper:
         namespace = _Names(self._mode, storages, self._constants(storages))
         exec(self._code, namespace.globals, namespace)  # generated here, by Inductor
         call = namespace.globals["call"]
-        with torch.no_grad(), self._mode, Operators(storages):
+        with torch.no_grad(), self._mode, _Operators(storages):
             return list(call(args))
 
     def _constants(self, storages: Storages) -> dict[str, Any]:
@@ -47,6 +48,29 @@ class Wrapper:
                 storages.external(value)
             found[name] = value
         return found
+
+
+class _Operators(Operators):  # type: ignore[no-untyped-call, unused-ignore]
+    """Operators of the wrapper; what only data tells is as large as it can be."""
+
+    def result(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype.is_floating_point:
+            return 1.0
+        if func is torch.ops.aten.nonzero.default:
+            count, dim = args[0].numel(), args[0].dim()
+            return args[0].new_empty_strided((count, dim), (1, count), dtype=torch.int64)
+        if func is torch.ops.aten.masked_select.default:
+            return args[0].new_empty(torch.mul(*args).numel())
+        if func is torch.ops.aten.index.Tensor:
+            args = args[0], [place for index in args[1] for place in _places(index)]
+        return super().result(func, args, kwargs)
+
+
+def _places(index: torch.Tensor | None) -> list[torch.Tensor | None]:
+    """The indices that a mask stands for, if all of it is true; any other index as it is."""
+    if index is None or index.dtype not in (torch.bool, torch.uint8):
+        return [index]
+    return [index.new_empty(index.numel(), dtype=torch.int64) for _ in index.shape]
 
 
 class _Kernel:

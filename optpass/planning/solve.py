@@ -13,6 +13,7 @@ from typing import TypeVar
 from torch import fx
 
 from optpass.backend.capture import Joint
+from optpass.backend.memory.graph_values import hint
 from optpass.passes.memory import describe
 from optpass.passes.memory.plan import CurvePoint, Ledger, MemoryPlan, Tensor
 from optpass.passes.memory.problem import Price, Problem, build
@@ -87,10 +88,7 @@ def problem_of(joint: Joint, price: Callable[[fx.Node], Price], *, unit: int, di
 
 
 def _concrete(value: object) -> int:
-    if isinstance(value, int):
-        return value
-    hint = getattr(getattr(value, "node", None), "hint", None)
-    return int(hint) if hint is not None else 1
+    return int(hint(value))
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,7 @@ class Writer:
         with contextlib.ExitStack() as stack:
             if mode is not None and mode.shape_env is not None:
                 stack.enter_context(mode.shape_env.suppress_guards())
+                stack.enter_context(mode.shape_env.ignore_fresh_unbacked_symbols())
             # Without the dispatcher in Python some operations (`pad`) take symbolic sizes for what they are now.
             symbolic = getattr(torch._C, "_EnablePythonDispatcher", contextlib.nullcontext)()
             traces = isinstance(node.target, torch._ops.HigherOrderOperator)

@@ -52,12 +52,13 @@ class _Lowering:
     def run(self) -> Program:
         if self.mode is None:
             return self.program
-        shape_env = self.mode.shape_env
-        quiet = shape_env.suppress_guards() if shape_env is not None else contextlib.nullcontext()
         with contextlib.ExitStack() as stack:
+            if self.mode.shape_env is not None:
+                stack.enter_context(self.mode.shape_env.suppress_guards())
+                stack.enter_context(self.mode.shape_env.ignore_fresh_unbacked_symbols())  # `nonzero` runs once more
             # Without the dispatcher in Python some operations have no symbolic shapes (`baddbmm`, `constant_pad_nd`).
             symbolic = getattr(torch._C, "_EnablePythonDispatcher", contextlib.nullcontext)()
-            for context in (quiet, autocast.restored(), torch.no_grad(), symbolic, self.mode, Recorder(self)):
+            for context in (autocast.restored(), torch.no_grad(), symbolic, self.mode, Recorder(self)):
                 stack.enter_context(context)
             for node in self.graph.nodes:
                 self.node = node

@@ -14,6 +14,7 @@ from torch import fx
 from optpass.passes.memory.plan import Ledger, Recomputed, Tensor
 from optpass.passes.memory.problem import Problem, Storage
 from optpass.passes.memory.schedule import Schedule, Timeline
+from optpass.passes.memory.unbacked import value_of
 from optpass.passes.roofline.extract import concrete, target_name, tensors
 from optpass.passes.source import locate
 
@@ -182,5 +183,4 @@ def _by_size(storages: Iterable[Storage]) -> list[Storage]:
 
 
 def _size(value: Any) -> int:
-    hint = getattr(getattr(value, "node", None), "hint", None)
-    return int(value if hint is None else hint)
+    return int(value_of(value))

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from optpass.passes.memory.unbacked import value_of
+
 
 @dataclass(frozen=True)
 class Call:
@@ -69,9 +71,7 @@ def elements(tensor: torch.Tensor) -> int:
 
 def number(value: Any) -> int:
     """An int for a size, with the value that a symbol had when it was traced."""
-    node = getattr(value, "node", None)
-    hint = getattr(node, "hint", None)
-    return int(value if hint is None else hint)
+    return int(value_of(value))
 
 
 def nbytes(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> int:
