@@ -26,12 +26,13 @@ from optpass.backend.memory.step import StepTensors
 from optpass.backend.memory.together import STEPS
 from optpass.backend.memory.ungraded import needs_of
 from optpass.backend.session import SESSIONS, Session, Timed
-from optpass.errors import BudgetInfeasibleError
+from optpass.errors import BudgetInfeasibleError, OptPassError
 from optpass.options import Options, resolve
+from optpass.passes.contract import Stage
 from optpass.passes.memory.infeasible import attention_swapped
 from optpass.passes.registry import selected
 from optpass.reporting import store
-from optpass.reporting.model import GraphRecord
+from optpass.reporting.model import GraphRecord, PassRecord
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ def _compile(
     look: bool = True,
     case: Case | None = None,
     trial: bool = False,
+    undone: Sequence[PassRecord] = (),
 ) -> Callable[..., Any]:
     """Compile one graph.
 
@@ -76,6 +78,7 @@ def _compile(
         look: passes may look at what the module's tensors hold.
         case: what a memory budget is for; default: what is the case now.
         trial: compiled to see what its smallest peak is, by a budget that nothing fits; nothing of it is reported.
+        undone: passes whose graph could not be compiled; they are not selected here.
     """
     start = time.perf_counter()
     ignored = inner.check(resolved, mode)
@@ -97,9 +100,12 @@ def _compile(
     session = Session(gm, resolved, passes, spec, uuid)
     SESSIONS.add(session)
     session.record.inner = inner.name_of(serving)
+    for record in undone:
+        session.file(record)
     if not trial:
         _tell(resolved, serving, problem, [*ignored, *([without_effect] if without_effect else [])])
-    contents = Contents(gm, example_inputs if look else (), keep=memory is not None)
+    undoable = inner.may_go_without(serving, passes) and not (resolved.strict or trial or undone)
+    contents = Contents(gm, example_inputs if look else (), keep=memory is not None or undoable)
     if memory is not None:
         session.hooks.partition, session.hooks.lowered = memory, memory.lowered
         memory.patches = inner.own_patches(resolved, mode)
@@ -120,6 +126,13 @@ def _compile(
     except compat.RestartAnalysis:  # Dynamo traces the frame again, a symbol now a number: this graph never runs
         session.withdraw()
         raise
+    except Exception as error:
+        changed = session.changed() if undoable and not isinstance(error, OptPassError) else []
+        if not changed:
+            raise
+        session.withdraw()
+        without = functools.partial(_compile, contents.original()(), example_inputs, mode=mode, look=look, case=case)
+        return _without(changed, error, without, resolved)
     finally:
         if trial:
             session.withdraw()
@@ -140,6 +153,24 @@ def _compile(
     log.info("graph %s compiled by %s in %.2f s", session.record.id, session.record.inner, session.record.t_compile_s)
     exit_report.trace(session.record)
     return Timed(compiled, session.record)
+
+
+def _without(
+    changed: Sequence[str], error: Exception, again: Callable[..., Callable[..., Any]], resolved: Options
+) -> Callable[..., Any]:
+    """The graph compiled without the passes that changed it, where the inner compiler failed on what they made."""
+    said = next(iter(str(error).strip().splitlines()), "no message")
+    text = f"the inner compiler failed on the graph that it made: {type(error).__name__}: {said}"
+    undone = [PassRecord(name=name, stage=Stage.DYNAMO, error=text) for name in changed]
+    passes = (*resolved.disable_passes, *changed)
+    try:
+        compiled = again(resolved=resolved.model_copy(update={"disable_passes": passes}), undone=undone)
+    except Exception:  # noqa: BLE001  # they are not what it fails on
+        raise error from None
+    words = f"{' and '.join(changed)} had to be undone on a graph: {text}"
+    log.warning("%s", words)
+    store.current().warn(words)
+    return compiled
 
 
 def _could_be_swapped(resolved: Options, record: GraphRecord) -> bool:

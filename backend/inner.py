@@ -21,6 +21,7 @@ from optpass.backend.compat.stack import run_with_room
 from optpass.backend.hooks import Hooks
 from optpass.errors import ConfigError, did_you_mean
 from optpass.options import Options
+from optpass.passes.contract import Pass, Stage
 from optpass.reporting.model import GraphRecord
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,14 @@ def serving(options: Options, inputs: Sequence[Any]) -> tuple[str | Callable[...
     if problem is None and ("cpu" in kinds or not kinds):
         problem = compat.cpp_compiler_problem(_patch(options, "cpp.cxx"))
     return (AOT_EAGER, problem) if problem else (INDUCTOR, None)
+
+
+def may_go_without(serving: str | Callable[..., Any], passes: Sequence[Pass]) -> bool:
+    """Whether a graph that this compiler fails on may be tried once more as it was before any pass.
+
+    A callable of the user's is called once for each graph.
+    """
+    return serving in (INDUCTOR, AOT_EAGER) and any(item.stage is Stage.DYNAMO for item in passes)
 
 
 @functools.cache

@@ -100,6 +100,10 @@ class Session:
             with store.current().lock:
                 self.record.passes.append(record)
 
+    def changed(self) -> list[str]:
+        """Passes that have changed the Dynamo graph."""
+        return [item.name for item in self.record.passes if item.stage == Stage.DYNAMO and item.applied]
+
     def withdraw(self) -> None:
         """This graph is never run: nothing of it is to be reported."""
         SESSIONS.remove(self)
