@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dis
-import functools
+import weakref
 from types import CodeType
 
-#: Codes that are remembered; a training script's own functions are few.
-_REMEMBERED = 256
 _READS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
+#: By identity: a code of Dynamo's may hold constants that have no hash, and then has none itself.
+_known: dict[int, tuple[weakref.ref[CodeType], tuple[str, ...]]] = {}
 
 
-@functools.lru_cache(maxsize=_REMEMBERED)
 def globals_read(code: CodeType) -> tuple[str, ...]:
     """Names of the globals (builtins among them) that `code` reads, without those of functions that it makes.
 
     `co_names` has the names of attributes too: `self.batch` would be taken for a global `batch`.
     """
-    return tuple(dict.fromkeys(str(i.argval) for i in dis.get_instructions(code) if i.opname in _READS))
+    key = id(code)
+    known = _known.get(key)
+    if known is None or known[0]() is not code:
+        names = tuple(dict.fromkeys(str(i.argval) for i in dis.get_instructions(code) if i.opname in _READS))
+        known = _known[key] = weakref.ref(code, lambda _: _known.pop(key, None)), names
+    return known[1]

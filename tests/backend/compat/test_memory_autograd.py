@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from optpass.backend.compat.frames import globals_read
 from optpass.backend.compat.memory_autograd import tensors_of_callers
 
 
@@ -90,3 +91,15 @@ def test_attributes_are_not_taken_for_globals_of_their_names(monkeypatch: pytest
 
     Program().step()
     assert found == [[True, False]]
+
+
+def test_code_without_a_hash_is_read() -> None:
+    """Dynamo puts dictionaries among the constants of what it generates."""
+
+    def step() -> torch.Tensor:
+        return torch.ones(batch)  # type: ignore[name-defined]  # noqa: F821
+
+    code = step.__code__.replace(co_consts=(*step.__code__.co_consts, {}))  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        hash(code)
+    assert globals_read(code) == globals_read(code) == ("torch", "batch")
