@@ -109,13 +109,16 @@ class Session:
         SESSIONS.remove(self)
         store.current().remove_graph(self.record.id)
 
-    def supersede(self) -> None:
-        """The memory plan of this graph is in force no more: another compile of the graph serves its calls."""
+    def supersede(self, over: bool = True) -> None:
+        """The memory plan of this graph is in force no more: another compile of the graph serves its calls. With
+        `over` False it is again."""
+        kinds = ("memory budget", "memory budget of the first step")
+        before, after = kinds if over else reversed(kinds)
         with store.current().lock:
             for record in self.record.passes:
                 for site in (*record.applied, *record.declined):
-                    if site.kind == "memory budget":
-                        site.kind = "memory budget of the first step"
+                    if site.kind == before:
+                        site.kind = after
 
     def _run(
         self,

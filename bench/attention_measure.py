@@ -105,13 +105,13 @@ def training(model_type: str, exact: Tiny, *, padded: bool, seed: int) -> Case:
         active = exact
     inputs = active.padded if padded else active.inputs
     # Each run has a model of its own: one that keeps a state between calls would go on from another's.
-    compiled, double = (copy.deepcopy(exact.model).train() for _ in range(2))
+    compiled, double, fresh = (copy.deepcopy(exact.model).train() for _ in range(3))
     case, _ = coverage(active.model.train(), inputs or active.inputs)
     own = (exact.padded if padded else exact.inputs) or exact.inputs
     ours = _step(_compiled(compiled, Inner()), own, compiled)
     reference = _in_double(lambda m, i: _step(m, i, m), double, own)
     for rounding in range(1 + ROUNDINGS):
-        eager = _rounded_otherwise(copy.deepcopy(exact.model).train(), rounding)
+        eager = _rounded_otherwise(copy.deepcopy(fresh), rounding)
         judged = compared(replace(case), reference, _step(eager, own, eager), ours)
         if not judged.wrong:
             break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import fx
 
 from optpass.backend import compat
 from optpass.backend.memory.wrapper import fake_tensor
-from optpass.passes.memory.unbacked import value_of
+from optpass.passes.memory.unbacked import UnboundedSizeError, value_of
 
 
 def values_of_inputs(gm: fx.GraphModule) -> list[Any]:
@@ -36,6 +37,17 @@ def concrete(value: Any, mode: compat.FakeTensorMode) -> Any:
 def hint(value: Any) -> Any:
     """The value that a symbol had when it was traced; the most that it can be, where only running tells."""
     return value_of(value)
+
+
+def sizes_read(gm: fx.GraphModule) -> dict[str, int]:
+    """By the symbol's name, the most that each size can be that the graph reads from a tensor and something bounds."""
+    found: dict[str, int] = {}
+    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten._local_scalar_dense.default):
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            with contextlib.suppress(UnboundedSizeError):
+                found[str(value)] = int(hint(value))
+    return found
 
 
 def ints(sizes: Iterable[Any]) -> list[int]:

@@ -70,7 +70,7 @@ class Planned:
         tensors: the graph's, as it was compiled.
         partitioner: of `compiled`.
         options: of the compile.
-        superseded: called when another plan takes the place of this one.
+        superseded: told whether another plan has taken the place of this one.
         dynamic: sizes that may change from call to call, as `Growth` takes them.
         needs: bytes that the graph needs beside what it is given where it has no backward; None where it has one.
     """
@@ -83,7 +83,7 @@ class Planned:
         tensors: StepTensors,
         partitioner: BudgetPartitioner,
         options: Options,
-        superseded: Callable[[], None],
+        superseded: Callable[[bool], None],
         dynamic: Sequence[tuple[int, Any, int]] = (),
         needs: Callable[[], int] | None = None,
     ) -> None:
@@ -107,6 +107,8 @@ class Planned:
         self._served: Callable[..., Any] | None = None  #: what served the last forward
         self._lock = threading.Lock()
         self._needs = needs
+        self._version: int | None = None  #: of a trained parameter, when the graph was last called
+        self._over = False  #: steps begin with gradients there, so that it serves none any more
 
     @staticmethod
     def first_case(tensors: StepTensors, example_inputs: Sequence[Any]) -> Case:
@@ -126,6 +128,7 @@ class Planned:
             return self._run(self._served or compiled, args)
         STEPS.enter(self._case.origin)
         gradients = any(args[i].grad is not None for i in self._trained)
+        self._note_step(gradients, args)
         larger = self._growth is not None and self._outgrows(self._growth.at(args), args)
         mine = gradients == self._case.gradients and not larger
         if mine and compiled is not None and self._leaf.share is None and not self._is_crowded():
@@ -133,6 +136,16 @@ class Planned:
         else:
             self._served = self._other(gradients, larger, mine, args)
         return self._run(self._served, args)
+
+    def _note_step(self, gradients: bool, args: Sequence[Any]) -> None:
+        """Where an optimizer has stepped and gradients are there (`zero_grad(set_to_none=False)`), a plan for a step
+        that begins without any was that of the first step."""
+        version = args[self._trained[0]]._version if self._trained else None
+        over = self._over if version == self._version else gradients
+        self._version = version
+        if not self._case.gradients and over != self._over and self._compiled is not None:
+            self._over = over
+            self._superseded(over)
 
     def _run(self, serving: Callable[..., Any] | None, args: Sequence[Any]) -> Any:
         serving = serving or self._others[self._case.gradients, False]
@@ -188,7 +201,7 @@ class Planned:
         """What serves the case, compiled when it is first asked for."""
         with self._lock:
             if mine and self._compiled is not None:  # its plan is out of date
-                self._superseded()
+                self._superseded(True)
                 self._compiled = None
                 self._leaf.partitioner.search = None
             if (gradients, larger) not in self._others:

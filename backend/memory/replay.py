@@ -18,7 +18,14 @@ from torch import fx
 from optpass.backend import compat, snapshot
 from optpass.backend.compat import memory as inductor
 from optpass.backend.memory.graph_run import GraphRun
-from optpass.backend.memory.graph_values import concrete, contiguous, outputs_of, restrided, values_of_inputs
+from optpass.backend.memory.graph_values import (
+    concrete,
+    contiguous,
+    outputs_of,
+    restrided,
+    sizes_read,
+    values_of_inputs,
+)
 from optpass.backend.memory.storages import Moment, Storages
 from optpass.backend.memory.tail import NO_TAIL, Tail
 from optpass.backend.memory.wrapper import Wrapper, fake_tensor
@@ -103,12 +110,12 @@ def replay_inductor(
         _copy(gm), values_of_inputs(gm), is_backward=is_backward, user_outputs=user_outputs, donated=donated,
         config_patches=config_patches,
     )  # fmt: skip
-    return _replay_one(gm, static_inputs, lambda mode: Wrapper(lowered, mode))
+    return _replay_one(gm, static_inputs, lambda mode: Wrapper(lowered, mode, sizes_read(gm)))
 
 
 def replay_compiled(compiled: Any, gm: fx.GraphModule, *, static_inputs: Iterable[int] = ()) -> Replayed:
     """As `replay_inductor`, of a graph that Inductor has compiled: `compiled` is its `CompiledFxGraph`."""
-    return _replay_one(gm, static_inputs, lambda mode: Wrapper(inductor.lowered_from(compiled), mode))
+    return _replay_one(gm, static_inputs, lambda mode: Wrapper(inductor.lowered_from(compiled), mode, sizes_read(gm)))
 
 
 def replay_step(
@@ -210,7 +217,7 @@ class _Step:
             user_outputs=[i for i in users if isinstance(outputs[i], fx.Node)], **self.how,
         )  # fmt: skip
         self.lowered.append(lowered)
-        return Wrapper(lowered, self.mode)
+        return Wrapper(lowered, self.mode, sizes_read(self.forward))
 
     def _backward(self, saved: Mapping[str, Any]) -> GraphRun | Wrapper:
         if self.executor == "graph":
@@ -224,7 +231,7 @@ class _Step:
             user_outputs=outputs if inductor.keeps_gradient_strides() else (),
         )  # fmt: skip
         self.lowered.append(lowered)
-        return Wrapper(lowered, self.mode)
+        return Wrapper(lowered, self.mode, sizes_read(self.backward))
 
     def _backward_inputs(self, saved: Mapping[str, Any]) -> list[Any]:
         """The arguments of the backward. A tangent or a seed is new, and counts from `tail.before_backward` on."""

@@ -7,24 +7,26 @@ it stands, on fake tensors; kernels do nothing, operators run as their fake selv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from optpass.backend import compat
 from optpass.backend.compat import memory as inductor
-from optpass.backend.memory import branches
+from optpass.backend.memory.decided import decided
 from optpass.backend.memory.storages import Operators, Storages
 
 
 class Wrapper:
-    """A generated wrapper, ready to run on fake tensors of `mode`."""
+    """A generated wrapper, ready to run on fake tensors of `mode`; `sizes`: of those that it reads from tensors."""
 
-    def __init__(self, lowered: inductor.Lowered, mode: compat.FakeTensorMode) -> None:
+    def __init__(
+        self, lowered: inductor.Lowered, mode: compat.FakeTensorMode, sizes: Mapping[str, int] | None = None
+    ) -> None:
         self._lowered = lowered
         self._mode = mode
-        self._code = compile(branches.both(lowered.source), "<inductor wrapper>", "exec")
+        self._code = compile(decided(lowered.source, sizes or {}), "<inductor wrapper>", "exec")
 
     def run(self, args: list[Any], storages: Storages) -> list[Any]:
         """Call the wrapper with `args`, a list that it takes the values out of; its outputs.
