@@ -20,11 +20,11 @@ from optpass.backend.device import fingerprint, spec_for
 from optpass.backend.identity import identity
 from optpass.backend.memory import attach, kept
 from optpass.backend.memory.filing import record_of
-from optpass.backend.memory.growth import Growth
+from optpass.backend.memory.partition.growth import Growth
 from optpass.backend.memory.planned import Case, Planned
+from optpass.backend.memory.seen.ungraded import needs_of
 from optpass.backend.memory.step import StepTensors
-from optpass.backend.memory.together import STEPS
-from optpass.backend.memory.ungraded import needs_of
+from optpass.backend.memory.together.together import STEPS
 from optpass.backend.session import SESSIONS, Session, Timed
 from optpass.errors import BudgetInfeasibleError, OptPassError
 from optpass.options import Options, resolve

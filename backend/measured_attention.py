@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from optpass.backend.session import SESSIONS
-from optpass.passes.attention.blocks import attention_in_blocks
+from optpass.passes.attention.blocks.operator import attention_in_blocks
 from optpass.passes.attention.problem import Problem
 
 ROUNDS = 5

@@ -22,7 +22,7 @@ from torch.fx.experimental import symbolic_shapes
 from torch.nn import functional as F
 
 from optpass.bench.clocks import Call, clock
-from optpass.passes.attention.blocks import attention_in_blocks
+from optpass.passes.attention.blocks.operator import attention_in_blocks
 
 UNFUSED, FLEX, BLOCKS = "unfused", "flex", "blocks"
 #: Samples of a point beside the first, at least and at most, and seconds a way after which no more are taken.

@@ -94,7 +94,7 @@ def planning(layers: int, seed: int) -> dict[str, float]:
 def _timed(found: dict[str, float]) -> Iterator[None]:
     """Inside, what the partitioner takes is written down."""
     from optpass.backend import compat
-    from optpass.backend.memory.partition import BudgetPartitioner
+    from optpass.backend.memory.partition.partitioner import BudgetPartitioner
 
     default, whole = compat.min_cut_partition, BudgetPartitioner.__call__
 

@@ -124,7 +124,7 @@ class _Cell:
             return {"budget": budget, "failed": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
 
     def _settled(self) -> Point:
-        from optpass.backend.memory.together import STEPS
+        from optpass.backend.memory.together.together import STEPS
 
         program = self.program
         seen = [program.seeded()]

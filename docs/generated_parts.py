@@ -174,8 +174,8 @@ def optimizers() -> str:
     """The optimizers of the memory ledger, and what they keep for a float32 matrix of 1000 x 1000 on a CPU."""
     import torch
 
-    from optpass.passes.memory import optimizers as listed
-    from optpass.passes.memory.optimizer_rehearsal import ParameterSize
+    from optpass.passes.memory.optimizers import optimizers as listed
+    from optpass.passes.memory.optimizers.rehearsal import ParameterSize
 
     matrix = ParameterSize((1000, 1000), torch.float32)
     rows = []

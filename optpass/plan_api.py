@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from optpass.passes.devices import DeviceSpec
-    from optpass.passes.memory.optimizers import OptimizerCost
+    from optpass.passes.memory.optimizers.optimizers import OptimizerCost
     from optpass.planning.prepare import Prepared
 
 AUTO = "auto"
@@ -108,7 +108,7 @@ def check_names(options: Options) -> None:
 
     inner.check(options, None)
     if options.optimizer is not None:
-        from optpass.passes.memory import optimizers
+        from optpass.passes.memory.optimizers import optimizers
 
         optimizers.check(options)
 
@@ -135,8 +135,8 @@ def _found(
         return None, ()
     from optpass.backend.memory.probe import library_workspace
     from optpass.backend.model_tensors import owner
-    from optpass.passes.memory.optimizer_search import find_optimizer
-    from optpass.passes.memory.optimizers import OptimizerCost
+    from optpass.passes.memory.optimizers.optimizers import OptimizerCost
+    from optpass.passes.memory.optimizers.search import find_optimizer
 
     module = owner(model)
     found = find_optimizer(module.parameters(), library_workspace) if module is not None else None

@@ -11,11 +11,11 @@ from torch import fx, nn
 
 from optpass.backend import compat
 from optpass.backend.compat.memory_autograd import tensors_around_compile
-from optpass.backend.memory.expected import NOTHING_KNOWN, Expected
-from optpass.backend.memory.leaves import Share
-from optpass.backend.memory.partition import BudgetPartitioner
+from optpass.backend.memory.partition.partitioner import BudgetPartitioner
+from optpass.backend.memory.seen.expected import NOTHING_KNOWN, Expected
+from optpass.backend.memory.seen.leaves import Share
 from optpass.backend.memory.step import StepTensors, budget_of
-from optpass.backend.memory.together import relief
+from optpass.backend.memory.together.together import relief
 from optpass.options import Options
 from optpass.passes.devices import DeviceSpec
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from optpass.backend.memory.tail import Tail
+from optpass.backend.memory.replay.tail import Tail
 from optpass.passes.memory.plan import Ledger
-from optpass.passes.memory.schedule import FrozenState
+from optpass.passes.memory.search.schedule import FrozenState
 
 #: Scalars: the gradient that `loss.backward()` begins with, and what autograd makes of it; those of an optimizer.
 ENGINE_BYTES = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from optpass.backend.memory.partition import BudgetPartitioner
+from optpass.backend.memory.partition.partitioner import BudgetPartitioner
 from optpass.passes.memory.plan import MemoryPlan, Recomputed
 from optpass.reporting import store
 from optpass.reporting.model import PassRecord, Site

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from torch import fx
 
 from optpass.backend import compat
-from optpass.backend.memory.partition import BudgetPartitioner
+from optpass.backend.memory.partition.partitioner import BudgetPartitioner
 from optpass.passes.memory.plan import CurvePoint, Ledger, MemoryPlan, Recomputed, Tensor
 from optpass.passes.source import Source, locate
 

@@ -11,9 +11,9 @@ import torch
 from optpass.backend.memory.budget import ENGINE_BYTES
 from optpass.backend.memory.probe import library_workspace
 from optpass.options import Options
-from optpass.passes.memory import optimizers
-from optpass.passes.memory.optimizer_rehearsal import sizes_of
-from optpass.passes.memory.optimizer_search import find_optimizer
+from optpass.passes.memory.optimizers import optimizers
+from optpass.passes.memory.optimizers.rehearsal import sizes_of
+from optpass.passes.memory.optimizers.search import find_optimizer
 
 
 @dataclass(frozen=True)

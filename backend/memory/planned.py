@@ -14,14 +14,14 @@ import torch
 
 from optpass.backend.compat.memory_autograd import is_in_backward, packs_what_is_saved
 from optpass.backend.compat.memory_calls import LOOP
-from optpass.backend.memory.eager_timeline import Shapes
-from optpass.backend.memory.expected import Expected, resize, shapes_of
+from optpass.backend.memory.eager.timeline import Shapes
 from optpass.backend.memory.filing import grown
-from optpass.backend.memory.growth import Growth
-from optpass.backend.memory.leaves import Leaf, Share
-from optpass.backend.memory.partition import BudgetPartitioner
+from optpass.backend.memory.partition.growth import Growth
+from optpass.backend.memory.partition.partitioner import BudgetPartitioner
+from optpass.backend.memory.seen.expected import Expected, resize, shapes_of
+from optpass.backend.memory.seen.leaves import Leaf, Share
 from optpass.backend.memory.step import StepTensors, has_gradients
-from optpass.backend.memory.together import STEPS
+from optpass.backend.memory.together.together import STEPS
 from optpass.options import Options
 from optpass.reporting import store
 

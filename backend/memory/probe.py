@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from optpass.backend.compat.memory_elsewhere import profiling
 from optpass.backend.memory.measure import Peak, measure_elsewhere, measure_peak, storage_bytes
-from optpass.passes.memory.workspace_call import Call, number, sizes, strides
+from optpass.passes.memory.workspace.call import Call, number, sizes, strides
 
 
 @dataclass(frozen=True)

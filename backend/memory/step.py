@@ -18,20 +18,20 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from optpass.backend import compat
 from optpass.backend.compat.memory_autograd import is_checkpointed
 from optpass.backend.compat.memory_calls import calls_to_come
-from optpass.backend.memory.apart import STARTED
 from optpass.backend.memory.budget import Budget
-from optpass.backend.memory.caller import held_in_call
-from optpass.backend.memory.eager_held import held_upstream
-from optpass.backend.memory.expected import NOTHING_KNOWN, Expected
-from optpass.backend.memory.graph_values import ints
-from optpass.backend.memory.leaves import Share, Stores
+from optpass.backend.memory.eager.caller import held_in_call
+from optpass.backend.memory.eager.held import held_upstream
 from optpass.backend.memory.measure import storage_bytes
 from optpass.backend.memory.optimizing import Optimizing
-from optpass.backend.memory.together import STEPS
+from optpass.backend.memory.replay.graph_values import ints
+from optpass.backend.memory.seen.apart import STARTED
+from optpass.backend.memory.seen.expected import NOTHING_KNOWN, Expected
+from optpass.backend.memory.seen.leaves import Share, Stores
+from optpass.backend.memory.together.together import STEPS
 from optpass.options import Options
 from optpass.passes.devices import DeviceSpec
 from optpass.passes.memory.budget import budget_bytes
-from optpass.passes.memory.optimizer_search import states_of
+from optpass.passes.memory.optimizers.search import states_of
 from optpass.passes.memory.plan import Ledger
 
 CALLED_AGAIN = "planned to leave room in the first step, since its caller may call it again before a backward"

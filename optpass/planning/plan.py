@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from optpass.backend.memory.probe import library_workspace
 from optpass.backend.model_tensors import main_dtype, owner, parameter_count
 from optpass.errors import BudgetInfeasibleError, ConfigError, TraceError
-from optpass.passes.memory import infeasible, optimizers
+from optpass.passes.memory import infeasible
 from optpass.passes.memory.budget import resolve as resolve_budget
 from optpass.passes.memory.infeasible import Help
-from optpass.passes.memory.optimizers import OptimizerCost
+from optpass.passes.memory.optimizers import optimizers
+from optpass.passes.memory.optimizers.optimizers import OptimizerCost
 from optpass.passes.memory.plan import Ledger, Tensor
 from optpass.passes.memory.pricing import node_prices
 from optpass.planning import shard as sharding

@@ -13,7 +13,7 @@ from optpass.units import Budget
 if TYPE_CHECKING:
     from optpass.backend.ahead import Capture
     from optpass.passes.devices import DeviceSpec
-    from optpass.passes.memory.optimizers import OptimizerCost
+    from optpass.passes.memory.optimizers.optimizers import OptimizerCost
     from optpass.planning.prepare import Prepared
 
 #: Told the fraction done (None where nobody knows) and what is being done.

@@ -13,12 +13,12 @@ from typing import TypeVar
 from torch import fx
 
 from optpass.backend.capture import Joint
-from optpass.backend.memory.graph_values import hint
+from optpass.backend.memory.replay.graph_values import hint
 from optpass.passes.memory import describe
 from optpass.passes.memory.plan import CurvePoint, Ledger, MemoryPlan, Tensor
 from optpass.passes.memory.problem import Price, Problem, build
-from optpass.passes.memory.schedule import Timeline
-from optpass.passes.memory.search import Search
+from optpass.passes.memory.search.schedule import Timeline
+from optpass.passes.memory.search.search import Search
 
 #: Halvings of the interval between floor and unconstrained when a budget is divided among several graphs.
 _HALVINGS = 20

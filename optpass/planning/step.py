@@ -11,8 +11,8 @@ from torch import Tensor
 
 from optpass.backend.model_tensors import input_tensors, owner
 from optpass.passes.devices import DeviceSpec
-from optpass.passes.memory.optimizer_rehearsal import ParameterSize, sizes_of
-from optpass.passes.memory.optimizers import OptimizerCost
+from optpass.passes.memory.optimizers.optimizers import OptimizerCost
+from optpass.passes.memory.optimizers.rehearsal import ParameterSize, sizes_of
 from optpass.passes.memory.plan import Ledger
 
 #: CUDA's caching allocator hands out multiples of this many bytes, and counts them as allocated.

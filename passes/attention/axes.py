@@ -14,7 +14,7 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from optpass.passes.attention.ir import Value
+from optpass.passes.attention.program.ir import Value
 
 Size = Any  #: int, SymInt or sympy expression
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 
 from optpass.errors import ConfigError
-from optpass.passes.attention import flex, gate
-from optpass.passes.attention.plan import Plan
+from optpass.passes.attention import gate
+from optpass.passes.attention.plans.plan import Plan
 from optpass.passes.attention.settings import AttentionConfig
 from optpass.passes.attention.site import Blocked
 from optpass.passes.attention.targets import Choice, arch_of, kernels, usable
 from optpass.passes.attention.targets import choose as choose_kernel
+from optpass.passes.attention.write import flex
 from optpass.passes.contract import PassContext
 from optpass.passes.devices import DeviceSpec
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from optpass.passes.attention.axes import Axis, Dims
-from optpass.passes.attention.ir import Value
+from optpass.passes.attention.program.ir import Value
 
 Number = Any  #: a float, or a SymFloat, made of sizes or not known to be of either sign
 

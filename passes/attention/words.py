@@ -7,7 +7,7 @@ import math
 import torch
 
 from optpass.passes.attention.masks import MaskFacts
-from optpass.passes.attention.plan import Plan
+from optpass.passes.attention.plans.plan import Plan
 from optpass.passes.attention.site import Site
 from optpass.passes.attention.targets import Choice
 

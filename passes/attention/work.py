@@ -16,22 +16,25 @@ from typing import Any
 import torch
 from torch import fx
 
-from optpass.passes.attention import preference, words
+from optpass.passes.attention import words
 from optpass.passes.attention.choice import BLOCKS, Chooser
-from optpass.passes.attention.core import Found, find
-from optpass.passes.attention.elements import multiply_matrices
-from optpass.passes.attention.emit import Writer, returned_by
-from optpass.passes.attention.hints import Hints
-from optpass.passes.attention.ir import Value
-from optpass.passes.attention.lower import lower
+from optpass.passes.attention.find.core import Found, find
+from optpass.passes.attention.find.elements import multiply_matrices
+from optpass.passes.attention.find.unseen import under_transforms
 from optpass.passes.attention.masks import MaskFacts, Prover
-from optpass.passes.attention.plan import Plan, plan
-from optpass.passes.attention.positions import compute_masks
-from optpass.passes.attention.rewrite import Layout, Rewrite, place
+from optpass.passes.attention.plans.plan import Plan, plan
+from optpass.passes.attention.program.ir import Value
+from optpass.passes.attention.program.lower import lower
 from optpass.passes.attention.settings import AttentionConfig
-from optpass.passes.attention.shared import share
 from optpass.passes.attention.site import Blocked, Site
-from optpass.passes.attention.swap import (
+from optpass.passes.attention.targets import Choice
+from optpass.passes.attention.write import preference
+from optpass.passes.attention.write.emit import Writer, returned_by
+from optpass.passes.attention.write.hints import Hints
+from optpass.passes.attention.write.positions import compute_masks
+from optpass.passes.attention.write.rewrite import Layout, Rewrite, place
+from optpass.passes.attention.write.shared import share
+from optpass.passes.attention.write.swap import (
     Attachment,
     check_grad_mode,
     check_private,
@@ -39,9 +42,7 @@ from optpass.passes.attention.swap import (
     private,
     root_values,
 )
-from optpass.passes.attention.sweep import free_of_scores, sweep
-from optpass.passes.attention.targets import Choice
-from optpass.passes.attention.unseen import under_transforms
+from optpass.passes.attention.write.sweep import free_of_scores, sweep
 from optpass.passes.contract import ContentGuard, PassContext, PassResult
 from optpass.passes.source import locate
 from optpass.reporting.model import Site as Record

@@ -13,7 +13,7 @@ from torch import fx
 
 from optpass.passes.memory.plan import Ledger, Recomputed, Tensor
 from optpass.passes.memory.problem import Problem, Storage
-from optpass.passes.memory.schedule import Schedule, Timeline
+from optpass.passes.memory.search.schedule import Schedule, Timeline
 from optpass.passes.memory.unbacked import value_of
 from optpass.passes.roofline.extract import concrete, target_name, tensors
 from optpass.passes.source import locate

@@ -17,7 +17,7 @@ from optpass.errors import PassError
 from optpass.passes.memory import storage as storages_of
 from optpass.passes.memory.problem import Problem
 from optpass.passes.memory.purity import draws
-from optpass.passes.memory.schedule import Timeline
+from optpass.passes.memory.search.schedule import Timeline
 
 #: Marks nodes of the backward that compute a forward tensor again.
 RECOMPUTED = "optpass_recomputed"

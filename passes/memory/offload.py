@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from optpass.passes.memory.schedule import Schedule, Timeline
+from optpass.passes.memory.search.schedule import Schedule, Timeline
 
 #: Part of a link's datasheet rate that a pinned copy reaches: 25 GB/s of 31.5 on PCIe 4.0 x16 (NVIDIA bandwidthTest).
 LINK_EFFICIENCY = 0.8

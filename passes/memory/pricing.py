@@ -17,7 +17,7 @@ from optpass.passes.contract import AtenGraph
 from optpass.passes.devices import DeviceSpec
 from optpass.passes.memory.problem import Price
 from optpass.passes.memory.uncollected import uncollected
-from optpass.passes.memory.workspace import Library, workspace_bytes
+from optpass.passes.memory.workspace.workspace import Library, workspace_bytes
 from optpass.passes.roofline.analysis import program_of
 from optpass.passes.roofline.lowering import Fusing, fusing_of
 from optpass.passes.roofline.price import Priced, price

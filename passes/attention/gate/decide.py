@@ -12,13 +12,13 @@ from typing import Literal
 
 import torch
 
+from optpass.passes.attention.blocks.team import workers
 from optpass.passes.attention.gate import published
 from optpass.passes.attention.gate.adapt import UNFUSED, known
 from optpass.passes.attention.gate.heap import mapped
 from optpass.passes.attention.gate.lookup import Found, find
 from optpass.passes.attention.gate.table import Figures, Table, factor, per_score
 from optpass.passes.attention.problem import Problem
-from optpass.passes.attention.team import workers
 from optpass.passes.devices import DeviceSpec
 from optpass.passes.processor import multiplied_in
 from optpass.units import format_seconds

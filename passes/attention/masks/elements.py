@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 import torch
 
-from optpass.passes.attention.ir import Value
 from optpass.passes.attention.masks import contents, numbers
 from optpass.passes.attention.masks.atoms import Atoms
 from optpass.passes.attention.masks.evaluate import evaluate, fold, plain
@@ -20,6 +19,7 @@ from optpass.passes.attention.masks.integers import Atom, Int, Lin, axes_of, of_
 from optpass.passes.attention.masks.pieces import Expr, Leaf, TooManyPiecesError, Where, axes, lift, where
 from optpass.passes.attention.masks.predicates import Pred, negate, rebuild, truth
 from optpass.passes.attention.masks.sizes import Sizes
+from optpass.passes.attention.program.ir import Value
 
 Index: TypeAlias = tuple[Int, ...]
 Contents: TypeAlias = Callable[[Value], torch.Tensor | None]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from optpass.passes.attention.ir import Value
+from optpass.passes.attention.program.ir import Value
 
 #: Limits of what is computed: elements of any one tensor, and operations.
 _MOST_ELEMENTS = 2**24

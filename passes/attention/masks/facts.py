@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from optpass.passes.attention.ir import Value
 from optpass.passes.attention.masks.elements import Elements
 from optpass.passes.attention.masks.integers import Atom, Int, Lin, axes_of, coefficient, of_atom, terms_of, without
 from optpass.passes.attention.masks.pieces import Expr, Where
 from optpass.passes.attention.masks.predicates import Bool, Pred
+from optpass.passes.attention.program.ir import Value
 
 #: all: keeps everything. none: keeps nothing. causal: exactly key <= query, both counted from 0. causal_offset: key <=
 #: query + offset. lookback: key >= query - left. window: both of the last, within `left` before and `right` after the

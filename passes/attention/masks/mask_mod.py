@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from optpass.passes.attention.ir import Value
 from optpass.passes.attention.masks.elements import Elements
 from optpass.passes.attention.masks.integers import Atom, Int, Lin, const_of, terms_of
 from optpass.passes.attention.masks.pieces import Expr, Where
 from optpass.passes.attention.masks.predicates import Bool, Pred
+from optpass.passes.attention.program.ir import Value
 
 _NAMED: dict[str, Any] = {
     "eq": operator.eq, "lt": operator.lt, "le": operator.le, "add": operator.add, "sub": operator.sub,

@@ -13,7 +13,6 @@ from typing import Literal
 
 import torch
 
-from optpass.passes.attention.ir import Value
 from optpass.passes.attention.masks.bounds import extreme, numeric
 from optpass.passes.attention.masks.elements import Contents, Elements, Index
 from optpass.passes.attention.masks.facts import MaskFacts, Namer, name_whole
@@ -21,6 +20,7 @@ from optpass.passes.attention.masks.integers import Int, of_atom, terms_of
 from optpass.passes.attention.masks.magnitude import magnitude
 from optpass.passes.attention.masks.pieces import Expr, Leaf, axes, holds, leaves
 from optpass.passes.attention.masks.predicates import Bool, Pred, all_of, conjuncts, negate
+from optpass.passes.attention.program.ir import Value
 
 Size = int | torch.SymInt
 

@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from optpass.passes.attention.ir import Value
 from optpass.passes.attention.masks import numbers, rules_index, rules_make, rules_point, rules_view
 from optpass.passes.attention.masks.elements import Elements, Index, UnknownError
 from optpass.passes.attention.masks.integers import Lin
 from optpass.passes.attention.masks.pieces import Expr, Where, lift
+from optpass.passes.attention.program.ir import Value
 
 Rule: TypeAlias = Callable[[Elements, Value, Index], Expr | None]
 

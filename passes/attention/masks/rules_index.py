@@ -7,13 +7,13 @@ from typing import TypeAlias
 
 import torch
 
-from optpass.passes.attention.ir import Value
 from optpass.passes.attention.masks.elements import Elements, Index, UnknownError
 from optpass.passes.attention.masks.integers import Int, Lin
 from optpass.passes.attention.masks.pieces import Expr, lift, where
 from optpass.passes.attention.masks.predicates import all_of, eq, ge
 from optpass.passes.attention.masks.rules_make import typed
 from optpass.passes.attention.masks.rules_view import size_of
+from optpass.passes.attention.program.ir import Value
 
 Rule: TypeAlias = Callable[[Elements, Value, Index], Expr | None]
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from optpass.passes.attention.ir import Value, arg
 from optpass.passes.attention.masks import numbers
 from optpass.passes.attention.masks.elements import Elements, Index, UnknownError
 from optpass.passes.attention.masks.integers import Int
 from optpass.passes.attention.masks.pieces import Expr, where
 from optpass.passes.attention.masks.predicates import eq, ge
+from optpass.passes.attention.program.ir import Value, arg
 
 
 def typed(engine: Elements, number: Any, dtype: torch.dtype) -> Expr:

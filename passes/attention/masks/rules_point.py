@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 
 import torch
 
-from optpass.passes.attention.ir import Value, arg
 from optpass.passes.attention.masks import numbers
 from optpass.passes.attention.masks.elements import Elements, Index, UnknownError
 from optpass.passes.attention.masks.pieces import Expr, Leaf, lift, where
 from optpass.passes.attention.masks.predicates import Bool, Pred, all_of, any_of, choose, negate
 from optpass.passes.attention.masks.rules_make import typed
+from optpass.passes.attention.program.ir import Value, arg
 
 Rule: TypeAlias = Callable[[Elements, Value, Index], Expr | None]
 

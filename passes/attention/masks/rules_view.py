@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from optpass.passes.attention.ir import Value
 from optpass.passes.attention.masks.elements import Elements, Index, UnknownError
 from optpass.passes.attention.masks.integers import Int
 from optpass.passes.attention.masks.pieces import Expr
+from optpass.passes.attention.program.ir import Value
 
 Rule: TypeAlias = Callable[[Elements, Value, Index], Expr | None]
 

@@ -13,7 +13,7 @@ import torch
 
 import optpass
 from optpass.backend.compat import budget_problem, memory_names, self_test
-from optpass.backend.memory.partition import BudgetPartitioner
+from optpass.backend.memory.partition.partitioner import BudgetPartitioner
 
 NEEDS = {need.name: need for need in (*memory_names.PARTITIONING, *memory_names.LOWERING)}
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from optpass.backend.memory.accumulate import accumulate_in_place
+from optpass.backend.memory.partition.accumulate import accumulate_in_place
 
 A = torch.ops.aten
 Program = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import optpass
-from optpass.backend.memory.together import STEPS
+from optpass.backend.memory.together.together import STEPS
 
 ROWS, WIDTH = 128, 32
 

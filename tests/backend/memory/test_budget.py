@@ -10,8 +10,8 @@ from torch import nn
 
 import optpass
 import optpass.models as models
-from optpass.backend.memory import partition
-from optpass.backend.memory.partition import BudgetPartitioner
+from optpass.backend.memory.partition import partitioner as partition
+from optpass.backend.memory.partition.partitioner import BudgetPartitioner
 from optpass.errors import BudgetInfeasibleError
 
 #: Sizes at which activations are most of a step, and a step still takes milliseconds.

@@ -6,7 +6,7 @@ import json
 
 SCRIPT = """
     import json, sys, torch, optpass
-    from optpass.passes.memory import refill
+    from optpass.passes.memory.search import refill
     from torch import nn
 
     refill.EFFORT_SMALL = refill.EFFORT_GAPS = 10_000

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from optpass.backend.memory.choose import Chooser
+from optpass.backend.memory.partition.choose import Chooser
 
 HELD = 50
 TOP, FLOOR = 1_000_000, 200_000

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import optpass
-from optpass.backend.memory.apart import Started
 from optpass.backend.memory.measure import measure_peak, storage_bytes
-from optpass.backend.memory.together import STEPS
+from optpass.backend.memory.seen.apart import Started
+from optpass.backend.memory.together.together import STEPS
 
 ROWS, WIDTH, CLASSES = 512, 32, 8
 

@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 import optpass
 from optpass.backend.compat import memory as inductor
-from optpass.backend.memory.graph_values import values_of_inputs
 from optpass.backend.memory.measure import measure_peak, storage_bytes
-from optpass.backend.memory.order import least_peak
+from optpass.backend.memory.partition.order import least_peak
+from optpass.backend.memory.replay.graph_values import values_of_inputs
 from optpass.errors import BudgetInfeasibleError
 
 

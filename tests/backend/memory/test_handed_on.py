@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import optpass
-from optpass.backend.memory.bounds import Bound, Choice, total
+from optpass.backend.memory.plans.bounds import Bound, Choice, total
 
 ROWS, WIDTH = 192, 48
 

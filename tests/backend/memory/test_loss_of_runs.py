@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from optpass.backend.memory.bounds import Bound, Choice, excess, total
+from optpass.backend.memory.plans.bounds import Bound, Choice, excess, total
 
 ROWS, WIDTH = 96, 48
 

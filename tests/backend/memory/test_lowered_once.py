@@ -15,7 +15,7 @@ from torch._inductor.graph import GraphLowering
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from optpass.backend.compat.memory import indices_kept
-from optpass.backend.memory import partition
+from optpass.backend.memory.partition import partitioner as partition
 from optpass.errors import BudgetInfeasibleError
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from optpass.backend.compat.memory_order import ScheduledBuffer, _kernels
-from optpass.backend.memory.order import Kernels, improved, least_peak, peak_of
+from optpass.backend.memory.partition.order import Kernels, improved, least_peak, peak_of
 
 
 def _schedule(seed: int) -> Kernels:

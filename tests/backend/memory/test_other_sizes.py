@@ -13,10 +13,10 @@ from torch.nn import functional as F
 import optpass
 from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.compat.memory_backward import held_by_nodes, watch_backwards
-from optpass.backend.memory.eager_part import loss_of
-from optpass.backend.memory.eager_timeline import Resize
-from optpass.backend.memory.growth import Growth
+from optpass.backend.memory.eager.part import loss_of
+from optpass.backend.memory.eager.timeline import Resize
 from optpass.backend.memory.measure import measure_peak, storage_bytes
+from optpass.backend.memory.partition.growth import Growth
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from optpass.backend import compat, snapshot
 from optpass.backend.compat import memory as inductor
 from optpass.backend.compat import partition as parts
 from optpass.backend.memory.measure import measure_peak
-from optpass.backend.memory.replay import StepReplay, replay_compiled, replay_inductor, replay_step
-from optpass.backend.memory.tail import NO_TAIL, LossTail, Tail
+from optpass.backend.memory.replay.replay import StepReplay, replay_compiled, replay_inductor, replay_step
+from optpass.backend.memory.replay.tail import NO_TAIL, LossTail, Tail
 
 #: Scalars that torch wraps into tensors, and the loss's own gradient.
 SCALARS = 24

@@ -16,12 +16,12 @@ import optpass
 from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.compat.memory_autograd import running_backward
 from optpass.backend.compat.memory_backward import held_by_nodes, watch_backwards
-from optpass.backend.memory import allot
-from optpass.backend.memory.allot import above, choices_of, select
-from optpass.backend.memory.bounds import Bound, Choice, excess
-from optpass.backend.memory.eager_part import loss_of
+from optpass.backend.memory.eager.part import loss_of
 from optpass.backend.memory.measure import measure_peak, storage_bytes
-from optpass.passes.memory.search import Search
+from optpass.backend.memory.plans import allot
+from optpass.backend.memory.plans.allot import above, choices_of, select
+from optpass.backend.memory.plans.bounds import Bound, Choice, excess
+from optpass.passes.memory.search.search import Search
 
 ENGINE = torch.autograd._engine_run_backward
 

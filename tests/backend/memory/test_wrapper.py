@@ -11,10 +11,10 @@ from torch import fx
 
 from optpass.backend import compat
 from optpass.backend.compat import memory as inductor
-from optpass.backend.memory.replay import replay_graph
-from optpass.backend.memory.storages import Storages
-from optpass.backend.memory.tail import Tail
-from optpass.backend.memory.wrapper import Wrapper, fake_tensor
+from optpass.backend.memory.replay.replay import replay_graph
+from optpass.backend.memory.replay.storages import Storages
+from optpass.backend.memory.replay.tail import Tail
+from optpass.backend.memory.replay.wrapper import Wrapper, fake_tensor
 
 aten: Any = torch.ops.aten
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from torch import nn
 from optpass.errors import BudgetInfeasibleError, ConfigError, TraceError
 from optpass.passes import devices
 from optpass.passes.memory import describe
-from optpass.passes.memory.optimizers import OptimizerCost
+from optpass.passes.memory.optimizers.optimizers import OptimizerCost
 from optpass.planning import plan as planning
 from optpass.planning.plan import Solved, no_plan, plan_step, solve
 from optpass.planning.request import Request

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from optpass.errors import ConfigError
-from optpass.passes.memory.optimizers import OptimizerCost
+from optpass.passes.memory.optimizers.optimizers import OptimizerCost
 from optpass.planning.shard import Shard, divided, gathered, layers
 from optpass.planning.step import state_of
 

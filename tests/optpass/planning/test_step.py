@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from optpass.passes import devices
-from optpass.passes.memory.optimizers import OptimizerCost
+from optpass.passes.memory.optimizers.optimizers import OptimizerCost
 from optpass.planning.step import bytes_of, granularity, state_of
 
 COST = OptimizerCost("adamw", 800, 90)

@@ -76,7 +76,7 @@ def test_the_budget_is_given_once(job_file: JobFile) -> None:
 def test_every_optimizer_can_be_made_and_is_in_the_ledger() -> None:
     from torch import nn
 
-    from optpass.passes.memory import optimizers
+    from optpass.passes.memory.optimizers import optimizers
 
     for name, choice in OPTIMIZERS.items():
         made = make_optimizer(nn.Linear(3, 4), TrainingConfig(optimizer=name))  # type: ignore[arg-type]

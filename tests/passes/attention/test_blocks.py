@@ -17,11 +17,12 @@ from torch import Tensor
 import optpass
 from optpass.backend.measured_attention import measure
 from optpass.passes import processor
-from optpass.passes.attention import gate, products, regions, team
-from optpass.passes.attention.blocks import OPERATOR, attention_in_blocks
+from optpass.passes.attention import gate
+from optpass.passes.attention.blocks import products, regions, team
+from optpass.passes.attention.blocks.operator import OPERATOR, attention_in_blocks
+from optpass.passes.attention.blocks.team import share
 from optpass.passes.attention.gate import Verdict
 from optpass.passes.attention.problem import Problem
-from optpass.passes.attention.team import share
 
 KINDS = ("none", "causal", "bool", "float")
 
@@ -344,7 +345,7 @@ def test_each_item_is_worked_on_once_and_errors_arrive() -> None:
 def test_a_forked_process_makes_threads_of_its_own() -> None:
     program = """
 import os, torch
-from optpass.passes.attention.team import share
+from optpass.passes.attention.blocks.team import share
 torch.set_num_threads(2)
 done = []
 share(lambda worker, item: done.append(item), range(4), 2)

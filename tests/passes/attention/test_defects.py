@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import optpass
-from optpass.passes.attention import core, work
+from optpass.passes.attention import work
+from optpass.passes.attention.find import core
 
 pytestmark = pytest.mark.usefixtures("clean", "seeded")
 

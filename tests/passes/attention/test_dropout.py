@@ -16,7 +16,7 @@ from functorch.compile import aot_module_simplified, make_boxed_func
 from torch import Tensor
 
 import optpass
-from optpass.passes.attention import flex
+from optpass.passes.attention.write import flex
 
 B, H, S, D = 2, 3, 48, 8
 CAP = 20.0

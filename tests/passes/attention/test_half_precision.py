@@ -12,10 +12,10 @@ from torch import Tensor
 import optpass
 from optpass.backend.measured_attention import measure
 from optpass.passes.attention import gate
-from optpass.passes.attention.blocks import attention_in_blocks
+from optpass.passes.attention.blocks.operator import attention_in_blocks
+from optpass.passes.attention.blocks.regions import Region
 from optpass.passes.attention.gate import Verdict
 from optpass.passes.attention.problem import Problem
-from optpass.passes.attention.regions import Region
 
 pytestmark = pytest.mark.usefixtures("clean")
 

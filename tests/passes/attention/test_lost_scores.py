@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from optpass.passes.attention import lost
+from optpass.passes.attention.write import lost
 
 pytestmark = pytest.mark.usefixtures("clean")
 

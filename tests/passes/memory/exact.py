@@ -14,7 +14,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from optpass.passes.memory.schedule import Schedule
+from optpass.passes.memory.search.schedule import Schedule
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import torch
 from torch import fx
 
 from optpass.passes.memory.emit import RECOMPUTED, rewrite
-from optpass.passes.memory.schedule import Schedule, State
-from optpass.passes.memory.search import Search
+from optpass.passes.memory.search.schedule import Schedule, State
+from optpass.passes.memory.search.search import Search
 
 
 def inputs_of(graph, seed):

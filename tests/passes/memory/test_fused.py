@@ -13,12 +13,12 @@ import torch._inductor.inductor_prims  # registers prims.inductor_random
 from torch import nn
 
 from optpass.passes import devices
-from optpass.passes.memory.fused import Fusion, Steps, Stored
 from optpass.passes.memory.pricing import node_prices
 from optpass.passes.memory.problem import Operation
-from optpass.passes.memory.schedule import Schedule
-from optpass.passes.memory.search import Search
-from optpass.passes.memory.sequence import tightened
+from optpass.passes.memory.search.fused import Fusion, Steps, Stored
+from optpass.passes.memory.search.schedule import Schedule
+from optpass.passes.memory.search.search import Search
+from optpass.passes.memory.search.sequence import tightened
 from optpass.passes.roofline.lowering import Fusing, fusing_of
 
 INLINED = Fusing(inlined=True, reads=True, overwrites=True)

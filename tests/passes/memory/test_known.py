@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from optpass.passes.memory.known import Known, key_of
-from optpass.passes.memory.search import Found, Search
+from optpass.passes.memory.search.known import Known, key_of
+from optpass.passes.memory.search.search import Found, Search
 
 
 def test_an_equal_problem_is_not_searched_again(joints, programs, monkeypatch):

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from optpass.passes.memory.schedule import Schedule, State
-from optpass.passes.memory.search import Search
+from optpass.passes.memory.search.schedule import Schedule, State
+from optpass.passes.memory.search.search import Search
 
 #: How much longer than the best plan's a step may take.
 NEAR = 1.03

@@ -14,9 +14,9 @@ from optpass.backend.memory.measure import measure_peak
 from optpass.backend.memory.probe import library_workspace
 from optpass.errors import ConfigError
 from optpass.options import Options
-from optpass.passes.memory import optimizers
-from optpass.passes.memory.optimizer_rehearsal import ParameterSize, rehearse, sizes_of
-from optpass.passes.memory.optimizer_search import cost_of, find_optimizer
+from optpass.passes.memory.optimizers import optimizers
+from optpass.passes.memory.optimizers.rehearsal import ParameterSize, rehearse, sizes_of
+from optpass.passes.memory.optimizers.search import cost_of, find_optimizer
 
 #: Classes that cannot be rehearsed: a closure, sparse gradients.
 BY_FORMULA = {"LBFGS", "SparseAdam"}

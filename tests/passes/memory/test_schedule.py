@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from optpass.passes.memory.schedule import Schedule, State
+from optpass.passes.memory.search.schedule import Schedule, State
 from optpass.passes.memory.uncollected import uncollected
 
 NAMES = ("stack", "outside", "chain", "branches")

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from optpass.passes.memory.problem import Price
-from optpass.passes.memory.schedule import Schedule, State
-from optpass.passes.memory.search import Search
+from optpass.passes.memory.search.schedule import Schedule, State
+from optpass.passes.memory.search.search import Search
 
 
 @pytest.fixture(scope="module")

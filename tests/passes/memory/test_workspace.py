@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from optpass.backend.memory.measure import measure_peak, storage_bytes
 from optpass.backend.memory.probe import library_workspace
-from optpass.passes.attention.blocks import OPERATOR
-from optpass.passes.memory.workspace import op_workspace, retained_bytes, retained_parts, workspace_bytes
+from optpass.passes.attention.blocks.operator import OPERATOR
+from optpass.passes.memory.workspace.workspace import op_workspace, retained_bytes, retained_parts, workspace_bytes
 
 aten: Any = torch.ops.aten
 #: Scalars that are wrapped into tensors are left out of the formulas.

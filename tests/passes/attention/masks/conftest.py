@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from optpass.passes.attention.ir import Program, Value
-from optpass.passes.attention.lower import lower
 from optpass.passes.attention.masks.evaluate import call
 from optpass.passes.attention.masks.integers import Atom, Lin
 from optpass.passes.attention.masks.pieces import Expr, Where
 from optpass.passes.attention.masks.predicates import Pred
+from optpass.passes.attention.program.ir import Program, Value
+from optpass.passes.attention.program.lower import lower
 
 
 @dataclass

@@ -15,8 +15,8 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from optpass.passes.attention.lower import lower
 from optpass.passes.attention.masks.elements import Elements
+from optpass.passes.attention.program.lower import lower
 
 INF = float("inf")
 DTYPES = (

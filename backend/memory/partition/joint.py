@@ -1,0 +1,166 @@
+"""From AOTAutograd's joint graph to the search's problem, and what is taken to happen between its two halves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import fx
+
+from optpass.backend.compat import partition as parts
+from optpass.backend.memory.budget import Budget
+from optpass.backend.memory.probe import library_workspace
+from optpass.backend.memory.replay.graph_values import hint, ints
+from optpass.backend.memory.replay.tail import NO_TAIL, Tail
+from optpass.passes.devices import DeviceSpec
+from optpass.passes.memory.pricing import node_prices
+from optpass.passes.memory.problem import Problem, build
+
+Modules = tuple[fx.GraphModule, fx.GraphModule]
+
+#: Of a class that a loss is given for each row.
+INDEX_BYTES = 8
+#: Bytes of a value that a loss computes with, at least.
+_WIDE = torch.float32.itemsize
+
+
+def problem_of(
+    joint: fx.GraphModule, default: Modules, n_outputs: int, device: Callable[[], DeviceSpec], *, fused: bool,
+    tail: Tail | None = None, follow: int = 0,
+) -> Problem:  # fmt: skip
+    """The search's problem.
+
+    Args:
+        joint: forward and backward together.
+        default: its halves as the default partitioner has them, from which the baseline is taken.
+        n_outputs: outputs of the forward that are not saved tensors.
+        device: what times are predicted for.
+        fused: the executor fuses, as Inductor does.
+        tail: what happens between the halves; default: what the joint graph says.
+        follow: bytes needed then on top of what is held, at least.
+    """
+    forward, backward = parts.outputs(joint, n_outputs)
+    saved = [n.name for n in default[1].graph.find_nodes(op="placeholder") if "tangents" not in str(n.target)]
+    price = node_prices(joint.graph, device(), fused=fused, hint=hint, library=library_workspace)
+    problem = build(
+        joint.graph, *([n for n in part if isinstance(n, fx.Node)] for part in (forward, backward)),
+        saved=saved, price=price, hint=hint, granularity=1 if _on_cpu(joint) else 512,
+    )  # fmt: skip
+    tail = tail or tails_of(joint)[-1]
+    tangents = sum(s.bytes for s in problem.storages if s.tangent)
+    outputs = sum(problem.storages[s].bytes for s in problem.forward_outputs)
+    problem.tail = max(tail.beside(tangents, outputs), follow - tangents)
+    problem.outputs_held, problem.kept, problem.early = tail.holds_outputs, tail.kept_bytes, tail.early_bytes
+    problem.tangents_held = not parts.tangents_are_boxed()
+    return problem
+
+
+def tails_of(joint: fx.GraphModule) -> tuple[Tail, ...]:
+    """What happens between the graphs; of several, the first of which a plan fits.
+
+    A scalar output is a loss: the gradients of other outputs beside it are zeros that autograd makes. Without one the
+    loss is outside of the graph, and nobody knows it yet. It is taken to need what cross entropy does: the logarithms
+    of the probabilities from its forward, and two gradients of that size in its backward; or, where every output is
+    shaped like an input, what a mean of squares does: four tensors of that size in its backward. Outputs in half
+    precision are likely to be cast to float32 for it.
+    """
+    values = _tangents(joint)
+    size = sum(int(hint(t.numel())) * t.element_size() for t in values if t.dim() > 0)
+    if not size:
+        return (NO_TAIL,)
+    if any(t.dim() == 0 for t in values):
+        return (Tail(True, 0, 0, size),)
+    wide = sum(int(hint(t.numel())) * max(t.element_size(), _WIDE) for t in values)
+    entropy = [Tail(True, size, size, 2 * size)]
+    squares = [Tail(True, size, 0, 4 * size)]
+    if wide > size:
+        entropy.insert(0, Tail(True, 2 * wide, wide, 2 * wide))
+        squares.insert(0, Tail(True, 2 * wide, wide, 4 * wide))
+    return (*squares, entropy[-1]) if _like_inputs(joint, values) else tuple(entropy)
+
+
+def tails_of_one(joint: fx.GraphModule) -> tuple[Tail, ...]:
+    """What happens between the graphs where a loss outside reads one of several outputs: cross entropy of the
+    largest. Hidden states that are returned beside the scores are mostly for others than the loss."""
+    sizes = [int(hint(t.numel())) * t.element_size() for t in _tangents(joint) if t.dim() > 0]
+    largest = max(sizes, default=0)
+    return (Tail(True, largest, largest, 2 * largest),) if loss_is_outside(joint) and largest < sum(sizes) else ()
+
+
+def loss_is_outside(joint: fx.GraphModule) -> bool:
+    """Whether no output is a number that may be the loss."""
+    values = _tangents(joint)
+    return bool(values) and all(t.dim() > 0 for t in values)
+
+
+def between_graphs(joint: fx.GraphModule) -> Tail:
+    """What happens behind a graph that others follow, which count what they need themselves: they release its
+    outputs, and its tangents come."""
+    return Tail(False, 0, 0, sum(int(hint(t.numel())) * t.element_size() for t in _tangents(joint)))
+
+
+def run_again(joint: fx.GraphModule) -> Tail:
+    """Of a graph that a checkpoint runs again."""
+    return Tail.of_checkpoint(between_graphs(joint).backward_bytes)
+
+
+def not_seen(joint: fx.GraphModule, budget: Budget) -> tuple[str, ...]:
+    """What a floor that is named now was named before, and may be larger for, where a step was not seen yet."""
+    if budget.settled or budget.tail is not None:
+        return ()
+    outside = loss_is_outside(joint) and not budget.again
+    others = budget.shared or budget.again
+    return (*(["the loss outside of the graph"] if outside else []), *(["other runs of the step"] if others else []))
+
+
+def targets_of(joint: fx.GraphModule, around: Iterable[tuple[int, int]] = ()) -> int:
+    """Bytes of what a loss outside of the graph reads beside the outputs: of what the caller holds, as many values as
+    an output has, else what cross entropy reads, an index of a class for each row.
+
+    Args:
+        around: elements and bytes of tensors that the caller holds and the graph does not read.
+    """
+    values = _tangents(joint)
+    if any(t.dim() == 0 for t in values):
+        return 0
+    held, found = dict(around), 0
+    for t in values:
+        found = max(found, held.get(int(hint(t.numel())), 0))
+    if _like_inputs(joint, values):
+        return found
+    rows = sum(INDEX_BYTES * int(hint(t.numel())) // max(int(hint(t.shape[-1])), 1) for t in values)
+    return max(found, rows)
+
+
+def _tangents(joint: fx.GraphModule) -> list[torch.Tensor]:
+    found = [n.meta.get("val") for n in joint.graph.find_nodes(op="placeholder") if "tangents" in str(n.target)]
+    return [value for value in found if isinstance(value, torch.Tensor)]
+
+
+def _like_inputs(joint: fx.GraphModule, outputs: Iterable[torch.Tensor]) -> bool:
+    """Whether each output has the shape of a floating-point input."""
+    given = [n.meta.get("val") for n in joint.graph.find_nodes(op="placeholder") if "tangents" not in str(n.target)]
+    floating = [t for t in given if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    shapes = {tuple(ints(t.shape)) for t in floating}
+    return all(tuple(ints(t.shape)) in shapes for t in outputs)
+
+
+def lean_settings(joint: fx.GraphModule) -> tuple[bool, ...]:
+    """In which order Inductor's leaner settings are tried, under which tensors keep their layout around convolutions.
+
+    Without, Inductor lays tensors out anew for a convolution and holds both forms. On a CPU that gains no time worth
+    having (2% at most was measured), since the library blocks its operands itself; elsewhere it does, so that there the
+    leaner settings are for what fits with nothing else. Without convolutions they are no different.
+    """
+    convolution = torch.ops.aten.convolution.default
+    if not joint.graph.find_nodes(op="call_function", target=convolution):
+        return (False,)
+    return (True,) if _on_cpu(joint) else (False, True)
+
+
+def _on_cpu(joint: fx.GraphModule) -> bool:
+    for node in joint.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+            return False
+    return True

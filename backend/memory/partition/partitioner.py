@@ -1,0 +1,305 @@
+"""The partitioner of a compile that has a memory budget: default plan where that fits, else the fastest that does.
+
+The search counts storages over the joint graph, which is exact where the graph is run as it stands, and of what
+Inductor generates a model. So each chosen plan is replayed as the inner compiler would run it, and the search is asked
+again with the difference taken into account, a few times at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from optpass.backend import compat, snapshot
+from optpass.backend.compat import partition as parts
+from optpass.backend.compat.memory import indices_kept
+from optpass.backend.compat.memory_calls import LOOP
+from optpass.backend.memory.budget import ENGINE_BYTES, Budget
+from optpass.backend.memory.partition.accumulate import accumulate_in_place
+from optpass.backend.memory.partition.choose import Chooser, Modules, Trial
+from optpass.backend.memory.partition.growth import sizes_in
+from optpass.backend.memory.partition.joint import (
+    between_graphs,
+    lean_settings,
+    loss_is_outside,
+    not_seen,
+    problem_of,
+    run_again,
+    tails_of,
+    tails_of_one,
+    targets_of,
+)  # fmt: skip
+from optpass.backend.memory.partition.order import least_peak
+from optpass.backend.memory.partition.outcome import Outcome, plan_of
+from optpass.backend.memory.partition.unbounded import refused_where_unbounded
+from optpass.backend.memory.plans.allot import light
+from optpass.backend.memory.plans.searches import SEARCHES, beneath, least_held
+from optpass.backend.memory.replay.replay import Executor, StepReplay, replay_step
+from optpass.backend.memory.replay.tail import NO_TAIL, Tail
+from optpass.errors import BudgetInfeasibleError
+from optpass.passes.devices import DeviceSpec
+from optpass.passes.memory.describe import live_at_peak, tensor_of
+from optpass.passes.memory.emit import rewrite
+from optpass.passes.memory.infeasible import explain_infeasible, smaller_batch, standard_helps
+from optpass.passes.memory.plan import Ledger, MemoryPlan
+from optpass.passes.memory.problem import Problem, reads_of_changed_inputs
+from optpass.passes.memory.search.schedule import State, Timeline
+from optpass.passes.memory.search.search import Search
+from optpass.passes.memory.uncollected import uncollected
+from optpass.units import format_bytes
+
+log = logging.getLogger(__name__)
+
+#: A graph that others follow is left as it is where they may keep so many times what it keeps.
+FOLLOW = 2
+#: The default plan needs at least this part of what is counted; found between 0.92 and 1.17 of what Inductor generates.
+REPLAYED_AT_LEAST = 0.85
+#: How a note begins that says what the next plan needs, where the budget is used in part.
+NEXT = "the next plan, which recomputes less, needs"
+#: Inductor's settings that need less memory than its default ones: tensors keep their layout around convolutions.
+LEAN: dict[str, Any] = {"layout_optimization": False}
+
+
+class BudgetPartitioner:
+    """Splits one joint graph so that its step fits the budget.
+
+    Args:
+        budget: what it may use.
+        device: finds the spec that times are predicted for; a device in no table is priced by bytes.
+        executor: who will run the graphs.
+        config_patches: Inductor's settings of this compile.
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        device: Callable[[], DeviceSpec],
+        executor: Executor,
+        config_patches: dict[str, Any] | None = None,
+    ) -> None:
+        self.budget, self.device, self.executor, self.patches = budget, device, executor, config_patches
+        self.outcome = Outcome(notes=list(budget.notes))
+        self.search: Search | None = None  #: of the graph, for plans of the step as a whole
+        self.relief: Callable[[], int] = lambda: 0  #: bytes that other graphs can hold less of from the next step on
+        self.sizes: list[Any] | None = None  #: symbolic sizes of the graph's tensors; None where the caches answered
+        self.tail = budget.tail or NO_TAIL  #: what happens between forward and backward, as the plan has it
+        self.at_optimizer = budget.at_optimizer  #: with the outputs that the caller is taken to hold
+        self.counted = 0  #: peak of the plan as the search counts it
+        self._lowered: dict[bool, Any] = {}
+        self._default_peak: int | None = None  #: of the default plan, above the statics, where it was replayed
+
+    def __call__(self, joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Modules:
+        """As AOTAutograd calls a partitioner.
+
+        Raises:
+            BudgetInfeasibleError: no plan fits.
+            ConfigError: a size depends on the data, and nothing bounds it.
+        """
+        # What Inductor makes for each replay holds much in cycles, and is collected.
+        kept = contextlib.nullcontext() if self.executor == "inductor" else uncollected()
+        with refused_where_unbounded(self.budget.where), kept:
+            return self._split(joint, joint_inputs, kwargs)
+
+    def _split(self, joint: fx.GraphModule, joint_inputs: Any, kwargs: dict[str, Any]) -> Modules:
+        copied = parts.module_of(joint, snapshot.copy_graph(joint.graph, keep=True))
+        copied.meta.update(joint.meta)
+        for node in reads_of_changed_inputs(copied.graph):
+            parts.save(node)  # torch's partitioner computes them again from the input as it is after the change
+        default = compat.min_cut_partition(copied, joint_inputs, **kwargs)
+        parts.prepare(joint)
+        self.sizes = sizes_in(joint.graph)
+        if self.executor == "inductor":
+            accumulate_in_place(joint)
+        named: BudgetInfeasibleError | None = None
+        if self.budget.apart is not None and loss_is_outside(joint):
+            self.budget = replace(self.budget, shared=True)
+        self._not_seen = not_seen(joint, self.budget)
+        given, assumed = self.budget.statics, self._assumed(joint)
+        for tail, more in assumed:
+            self.budget = replace(self.budget, statics=given.plus(more))
+            try:
+                return self._planned(joint, default, tail, kwargs)
+            except BudgetInfeasibleError as error:  # what nobody has seen may need less than what is likely
+                named = error if more == assumed[-1][1] and (named is None or self.budget.shared) else named
+        raise named or AssertionError("nothing was assumed")
+
+    def _assumed(self, joint: fx.GraphModule) -> list[tuple[Tail, Ledger]]:
+        """What happens between forward and backward, and what is there beside the statics: as seen, or from likely on;
+        a loss reads targets, and other modules run that are compiled on their own."""
+        if self.budget.tail is not None:
+            return [(self.budget.tail, Ledger())]
+        tails = (*tails_of(joint), *tails_of_one(joint))
+        tails = (tails_of(joint)[-1], between_graphs(joint)) if self.budget.shared else tails
+        tails = (run_again(joint),) if self.budget.again else tails
+        plain = targets_of(joint)
+        held = targets_of(joint, self.budget.around)
+        more = held if tails[0].saved_bytes else 2 * held  # the difference between the two, too
+        found = [*([(tails[0], more)] if held > plain else []), *((tail, plain) for tail in tails)]
+        likely = [(tail, Ledger(inputs=size)) for tail, size in found]
+        apart = self.budget.apart if self.budget.shared else None
+        if apart is None or not apart.total:
+            return likely
+        return [*((tail, more.plus(apart)) for tail, more in likely), *likely]
+
+    def _planned(self, joint: fx.GraphModule, default: Modules, tail: Tail, kwargs: dict[str, Any]) -> Modules:
+        """The graph split with `tail` between its halves."""
+        self.tail, self._default_peak, self.at_optimizer = tail, None, self.budget.at_optimizer
+        problem = problem_of(
+            joint, default, kwargs["num_fwd_outputs"], self.device, fused=self.executor == "inductor", tail=tail,
+            follow=self.budget.follow,
+        )  # fmt: skip
+        if tail.holds_outputs and not self.budget.settled:
+            sizes = [problem.storages[s].bytes for s in problem.forward_outputs]
+            self.at_optimizer += sum(size for size in sizes if size > ENGINE_BYTES // 4)  # numbers are an optimizer's
+        room = self.budget.bytes - self.budget.statics.total - ENGINE_BYTES
+        self.search = search = Search(problem, known=SEARCHES)
+        with indices_kept() if self.executor == "inductor" else contextlib.nullcontext():
+            chosen = self._choose(joint, default, search, room, kwargs)
+        self._file(search, chosen)
+        return default if chosen is None else chosen.modules
+
+    def lowered(self, is_backward: bool) -> Any:
+        """What was lowered to replay the plan that was chosen, for Inductor to go on from; once, since it is large."""
+        return self._lowered.pop(is_backward, None)
+
+    # ---- the plan -----------------------------------------------------------------------------------------------
+
+    def _choose(
+        self, joint: fx.GraphModule, default: Modules, search: Search, room: int, kwargs: dict[str, Any]
+    ) -> Trial | None:
+        """The fastest plan found whose replay fits `room`; None for the default one."""
+        generated = self.executor == "inductor"
+        base: StepReplay | None = None
+        likely = search.unconstrained * REPLAYED_AT_LEAST <= room  # else a replay of it is in vain
+        if likely and not self.budget.lenient:
+            base = self._replayed_default(joint, default, kwargs)
+            follow = FOLLOW * sum(base.saved_bytes.values()) if self.budget.shared else 0
+            if self.budget.to_come:  # what the others hold and return, and what a loss makes of that
+                follow = max(follow, (self.budget.to_come + 1) * base.handed_bytes)
+            if self._needed(base) + follow <= room:
+                if self.at_optimizer > self.budget.bytes:
+                    raise self._infeasible(search, search.schedule.run(search.start), base, self.at_optimizer)
+                return None
+
+        def carry_out(timeline: Timeline, lean: bool) -> Trial:
+            return self._carry_out(joint, search.problem, timeline, kwargs, LEAN if lean else {})
+
+        settings = lean_settings(joint) if generated and compat.lays_out_convolutions() else (False,)
+        chooser = Chooser(
+            search, carry_out, room, self.budget.bytes - room, generated=generated, settings=settings,
+            beneath=lambda: beneath(search),
+        )  # fmt: skip
+        offered = self._offered(search, lambda timeline: carry_out(timeline, settings[0]), room)
+        found = chooser.better(offered) if offered is not None and not self.budget.shared else offered
+        found = found or chooser.best() or chooser.smallest()
+        relief = self.relief() if found.peak > room else 0
+        if found.peak > room and (self.budget.lenient or found.peak - relief <= room):
+            self.outcome.notes.append("over the budget in the first step: earlier graphs hold less from the next on")
+        elif found.peak > room:
+            base = base or self._replayed_default(joint, default, kwargs)  # the search may be wrong about this step
+            least = min(found.peak - relief, self._needed(base))
+            if least > room or self.at_optimizer > self.budget.bytes:
+                floor = self.budget.statics.total + ENGINE_BYTES + least
+                raise self._infeasible(search, found.timeline, found.replay, floor, relief)
+            return None
+        if self.at_optimizer > self.budget.bytes and not self.budget.lenient:
+            raise self._infeasible(search, found.timeline, found.replay, self.at_optimizer)
+        likely = search.unconstrained * found.peak <= room * found.timeline.peak  # after what was replayed
+        likely = likely and base is None and not (self.budget.shared or self.budget.lenient)
+        if likely and self._needed(self._replayed_default(joint, default, kwargs)) <= room:
+            return None
+        above = chooser.unused(found)
+        if above is not None and not self.budget.shared:
+            needed = format_bytes(self.budget.bytes - room + above)
+            self.outcome.notes.append(f"{NEXT} {needed}")
+        return found
+
+    def _replayed_default(self, joint: fx.GraphModule, default: Modules, kwargs: dict[str, Any]) -> StepReplay:
+        self.outcome.replayed = base = self._replay(default, kwargs["num_fwd_outputs"], self.tail)
+        self._default_peak = base.peak_bytes
+        return base
+
+    def _needed(self, base: StepReplay) -> int:
+        """Bytes above the statics that the step needs with a plan."""
+        return max(base.peak_bytes, base.handed_bytes + self.budget.follow if self.budget.follow else 0)
+
+    def _offered(self, search: Search, carry_out: Callable[[Timeline], Trial], room: int) -> Trial | None:
+        """The plan that was chosen for the step as a whole, if this is the graph that it was chosen for and it fits;
+        where nobody knows yet what follows, the one that holds least, or needs least beside more calls of it."""
+        if self.budget.shared:
+            more = self.budget.to_come
+            named = room if more < LOOP else 0  # of a loop nobody knows how long it is
+            trial = carry_out(light(search, more, named) if more else least_held(search))
+            if trial.peak > room and self.budget.lenient and not more:
+                trial = carry_out(light(search))
+            return trial if trial.peak <= room or self.budget.lenient else None
+        if self.budget.state is None or self.budget.state[0] != len(search.problem.operations):
+            return None
+        trial = carry_out(search.schedule.run(State.thawed(self.budget.state[1])))
+        return trial if trial.peak <= room else None
+
+    def _carry_out(
+        self, joint: fx.GraphModule, problem: Problem, timeline: Timeline, kwargs: dict[str, Any],
+        settings: dict[str, Any],
+    ) -> Trial:  # fmt: skip
+        n_outputs = kwargs["num_fwd_outputs"]
+        static = kwargs.get("static_lifetime_input_indices") or ()
+        with uncollected():
+            written, saved = rewrite(joint, problem, timeline, parts.module_of)
+            modules = parts.finish(*parts.extract(written, saved, n_outputs, static))
+        replay = self._replay(modules, n_outputs, self.tail, settings=settings, improve=least_peak)
+        return Trial(modules, timeline, replay, self.budget.follow)
+
+    def _replay(self, modules: Modules, n_outputs: int, tail: Tail, **how: Any) -> StepReplay:
+        self.outcome.replays += 1
+        mutated = parts.mutated_inputs(modules[0])
+        return replay_step(
+            *modules, n_outputs=n_outputs, executor=self.executor, tail=tail, mutated_inputs=mutated,
+            config_patches=self.patches, keep_lowered=True, **how,
+        )  # fmt: skip
+
+    # ---- words --------------------------------------------------------------------------------------------------
+
+    def _file(self, search: Search, chosen: Trial | None) -> None:
+        replay = self.outcome.replayed if chosen is None else chosen.replay
+        assert replay is not None  # the default plan was replayed to find that it fits
+        timeline = search.schedule.run(search.start) if chosen is None else chosen.timeline
+        self.counted = timeline.peak
+        self._lowered = {bool(i): lowered.work for i, lowered in enumerate(replay.lowered)}
+        self.outcome.replayed = replay = replace(replay, lowered=())
+        self.outcome.plan = plan = self._described(search, timeline, replay)
+        log.info(
+            "memory budget %d: planned peak %d, %d replays",
+            self.budget.bytes, plan.predicted_peak_bytes, self.outcome.replays,
+        )  # fmt: skip
+
+    def _described(self, search: Search, timeline: Timeline, replay: StepReplay) -> MemoryPlan:
+        budget = self.budget
+        own = replay.peak_bytes + ENGINE_BYTES
+        return plan_of(
+            search, timeline, budget_bytes=budget.bytes, statics=budget.statics, own=own, engine=ENGINE_BYTES,
+            at_optimizer=self.at_optimizer, unconstrained=self._default_peak, generated=self.executor == "inductor",
+        )  # fmt: skip
+
+    def _infeasible(
+        self, search: Search, timeline: Timeline, replay: StepReplay, floor: int, relief: int = 0
+    ) -> BudgetInfeasibleError:
+        budget, plan = self.budget, self._described(search, timeline, replay)
+        live, _ = live_at_peak(search.schedule, timeline)
+        largest = [tensor_of(search.problem.storages[s]) for s in live]
+        floor = max(floor, self.at_optimizer)
+        held = replace(plan.ledger, activations=max(0, plan.ledger.activations - relief))
+        fixed = max(held.parameters + held.gradients + held.optimizer + held.buffers, budget.at_optimizer - held.inputs)
+        smaller = smaller_batch(budget.batch, floor, fixed, budget.bytes)
+        helps = standard_helps(held, trained_itemsize=budget.trained_itemsize, optimizer=budget.optimizer)
+        helps = [smaller, *helps] if smaller is not None else helps
+        held_on = max(floor, budget.statics.total + budget.to_accumulate + ENGINE_BYTES + replay.peak_bytes - relief)
+        error = explain_infeasible(
+            budget.bytes, floor, held, largest, helps, budget.where, accumulating=held_on, not_seen=self._not_seen
+        )
+        return parts.passed_through(error)

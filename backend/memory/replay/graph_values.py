@@ -1,0 +1,74 @@
+"""The values of a graph's inputs and outputs, symbols replaced by the sizes that were seen."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from optpass.backend import compat
+from optpass.backend.memory.replay.wrapper import fake_tensor
+from optpass.passes.memory.unbacked import UnboundedSizeError, value_of
+
+
+def values_of_inputs(gm: fx.GraphModule) -> list[Any]:
+    """`meta["val"]` of the placeholders."""
+    return [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+
+
+def outputs_of(gm: fx.GraphModule) -> Sequence[Any]:
+    """What the graph returns: nodes, and None or constants in their places."""
+    outputs: Sequence[Any] = next(node for node in reversed(gm.graph.nodes) if node.op == "output").args[0]
+    return outputs
+
+
+def concrete(value: Any, mode: compat.FakeTensorMode) -> Any:
+    """A new fake tensor with the sizes of `value`, symbols replaced by the sizes that were seen; ints likewise."""
+    if isinstance(value, torch.Tensor):
+        return fake_tensor(mode, ints(value.shape), ints(value.stride()), value.dtype, value.device)
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return hint(value)
+    return value
+
+
+def hint(value: Any) -> Any:
+    """The value that a symbol had when it was traced; the most that it can be, where only running tells."""
+    return value_of(value)
+
+
+def sizes_read(gm: fx.GraphModule) -> dict[str, int]:
+    """By the symbol's name, the most that each size can be that the graph reads from a tensor and something bounds."""
+    found: dict[str, int] = {}
+    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten._local_scalar_dense.default):
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            with contextlib.suppress(UnboundedSizeError):
+                found[str(value)] = int(hint(value))
+    return found
+
+
+def ints(sizes: Iterable[Any]) -> list[int]:
+    """Sizes or strides as ints."""
+    return [int(hint(size)) for size in sizes]
+
+
+def contiguous(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides that a contiguous tensor of that shape has."""
+    strides, step = [], 1
+    for size in reversed(tensor.shape):
+        strides.append(step)
+        step *= max(int(size), 1)
+    return tuple(reversed(strides))
+
+
+def restrided(value: Any, saved: Any) -> Any:
+    """`value` with the strides that the forward really gives it, as AOTAutograd compiles the backward."""
+    if not isinstance(value, torch.Tensor) or not isinstance(saved, torch.Tensor):
+        return value
+    if ints(value.stride()) == list(saved.stride()):
+        return value
+    with value.fake_mode if isinstance(value, compat.FakeTensor) else torch.no_grad():
+        return value.as_strided(value.size(), saved.stride())

@@ -1,0 +1,304 @@
+"""The peak of a training step before it runs: its graphs, or what Inductor generates for them, on fake tensors.
+
+A replay is exact where the executor is: `graph` for aot_eager, which runs the partitioner's graphs as they stand, and
+`inductor` for the generated wrapper. Both phases run on one count of storages, so that a saved tensor that is a view,
+an output or an input is counted as what it is. Which plan to replay is the partitioner's to say; measured peaks are
+`measure`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from optpass.backend import compat, snapshot
+from optpass.backend.compat import memory as inductor
+from optpass.backend.memory.replay.graph_run import GraphRun
+from optpass.backend.memory.replay.graph_values import (
+    concrete,
+    contiguous,
+    outputs_of,
+    restrided,
+    sizes_read,
+    values_of_inputs,
+)
+from optpass.backend.memory.replay.storages import Moment, Storages
+from optpass.backend.memory.replay.tail import NO_TAIL, Tail
+from optpass.backend.memory.replay.wrapper import Wrapper, fake_tensor
+
+Executor = Literal["graph", "inductor"]
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One graph, replayed; bytes are above those of its static inputs.
+
+    Attributes:
+        peak_bytes: most bytes at one time.
+        end_bytes: bytes of outputs and of inputs that are still held when it returns.
+        peak_label: what ran at the peak: a node or a kernel.
+        timeline: bytes after each operation.
+    """
+
+    peak_bytes: int
+    end_bytes: int
+    peak_label: str
+    timeline: tuple[Moment, ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class StepReplay:
+    """Forward and backward, replayed; bytes are above those that are there throughout the step.
+
+    Attributes:
+        forward_peak, backward_peak: most bytes in each phase, saved tensors and held outputs included.
+        boundary_bytes: bytes between the phases: saved tensors and outputs that are held.
+        handed_bytes: bytes when the forward returns: saved tensors and outputs.
+        saved_bytes: those of saved tensors alone, by name; views of one storage share its bytes under the first.
+        gradient_bytes: bytes when the backward has returned: the gradients, and outputs that are held.
+        peak_label: what ran at the peak.
+        timeline: bytes after each operation of the step.
+        lowered: where asked for, what Inductor generated for both; `compat.memory.reusing` compiles it. Large: drop it
+            when both are compiled.
+    """
+
+    forward_peak: int
+    boundary_bytes: int
+    backward_peak: int
+    gradient_bytes: int
+    peak_label: str
+    saved_bytes: Mapping[str, int] = field(repr=False)
+    timeline: tuple[Moment, ...] = field(repr=False)
+    lowered: tuple[inductor.Lowered, ...] = field(default=(), repr=False)
+    handed_bytes: int = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes at one time in the step."""
+        return max((moment.live_bytes for moment in self.timeline), default=0)
+
+
+def replay_graph(gm: fx.GraphModule, *, static_inputs: Iterable[int] = ()) -> Replayed:
+    """The peak of an ATen graph as aot_eager runs it.
+
+    Args:
+        gm: forward, backward or inference graph whose placeholders have `meta["val"]`. It is not changed.
+        static_inputs: indices of inputs that live on whatever the graph does (parameters, what the user holds); they
+            do not count. The others are there at the start, and are released after their last use.
+    """
+    return _replay_one(gm, static_inputs, lambda mode: GraphRun(gm, mode))
+
+
+def replay_inductor(
+    gm: fx.GraphModule,
+    *,
+    is_backward: bool,
+    static_inputs: Iterable[int] = (),
+    user_outputs: Sequence[int] = (),
+    donated: Sequence[int] = (),
+    config_patches: dict[str, Any] | None = None,
+) -> Replayed:
+    """The peak of what Inductor generates for a graph. Nothing is compiled, and `gm` is not changed.
+
+    Arguments as for `replay_graph` and `compat.memory.lower`. Raises what Inductor raises.
+    """
+    lowered = inductor.lower(
+        _copy(gm), values_of_inputs(gm), is_backward=is_backward, user_outputs=user_outputs, donated=donated,
+        config_patches=config_patches,
+    )  # fmt: skip
+    return _replay_one(gm, static_inputs, lambda mode: Wrapper(lowered, mode, sizes_read(gm)))
+
+
+def replay_compiled(compiled: Any, gm: fx.GraphModule, *, static_inputs: Iterable[int] = ()) -> Replayed:
+    """As `replay_inductor`, of a graph that Inductor has compiled: `compiled` is its `CompiledFxGraph`."""
+    return _replay_one(gm, static_inputs, lambda mode: Wrapper(inductor.lowered_from(compiled), mode, sizes_read(gm)))
+
+
+def replay_step(
+    forward: fx.GraphModule,
+    backward: fx.GraphModule,
+    *,
+    n_outputs: int,
+    executor: Executor,
+    tail: Tail = NO_TAIL,
+    mutated_inputs: int = 0,
+    config_patches: dict[str, Any] | None = None,
+    settings: dict[str, Any] | None = None,
+    improve: inductor.Improve | None = None,
+    keep_lowered: bool = False,
+) -> StepReplay:
+    """The peak of one training step: `forward`, what the caller does with its outputs, `backward`.
+
+    Args:
+        forward, backward: the partitioner's graphs; they are not changed.
+        n_outputs: outputs of the forward that are not saved tensors (the partitioner's `num_fwd_outputs`).
+        executor: who runs the graphs.
+        tail: what the caller does between the phases; nothing where the loss is in the graph.
+        mutated_inputs: how many of these outputs, at the front, are new values of inputs.
+        config_patches: Inductor settings of the compile.
+        settings, improve: as for `compat.memory.lower`.
+        keep_lowered: give back what was lowered, to compile it without lowering it again.
+
+    Raises what Inductor raises.
+    """
+    mode = compat.FakeTensorMode(allow_non_fake_inputs=True)
+    storages = Storages()
+    how = {"config_patches": config_patches, "settings": settings, "improve": improve}
+    step = _Step(forward, backward, n_outputs, executor, mutated_inputs, how, mode, storages)
+    result = step.run(tail)
+    return replace(result, lowered=tuple(step.lowered)) if keep_lowered else result
+
+
+@dataclass
+class _Step:
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    n_outputs: int
+    executor: Executor
+    mutated_inputs: int
+    how: dict[str, Any]
+    mode: compat.FakeTensorMode
+    storages: Storages
+    lowered: list[inductor.Lowered] = field(default_factory=list)
+
+    def run(self, tail: Tail) -> StepReplay:
+        storages = self.storages
+        inputs = [concrete(value, self.mode) for value in values_of_inputs(self.forward)]
+        for value in inputs:
+            if isinstance(value, torch.Tensor):
+                storages.external(value)
+        storages.live += tail.early_bytes
+        outputs = self._forward().run(list(inputs), storages)
+        storages.live -= tail.early_bytes
+        storages.mark("end of forward")
+        forward_peak = storages.peak
+        names = [n.name if isinstance(n, fx.Node) else "" for n in outputs_of(self.forward)]
+        saved = dict(zip(names[self.n_outputs :], outputs[self.n_outputs :], strict=True))
+        users = outputs[self.mutated_inputs : self.n_outputs]
+        del outputs
+        sizes = _sizes(saved, storages)
+        handed = storages.live
+        held = tail.after_forward(users, storages)
+        del users
+        boundary = storages.live
+        storages.peak = 0
+        arguments = self._backward_inputs(saved)
+        program = self._backward(saved)
+        saved.clear()
+        tangents = [arguments[i] for i in self._tangents()]
+        tail.before_backward(tangents, held, storages)
+        if inductor.TANGENTS_ARE_BOXED:
+            tangents.clear()
+        gradients = program.run(arguments, storages)
+        storages.mark("end of backward")
+        _accumulate(gradients, storages)
+        return StepReplay(
+            forward_peak=forward_peak,
+            boundary_bytes=boundary,
+            backward_peak=storages.peak,
+            gradient_bytes=storages.live,
+            peak_label=max(storages.timeline, key=lambda moment: moment.live_bytes).label,
+            saved_bytes=sizes,
+            timeline=tuple(storages.timeline),
+            handed_bytes=handed,
+        )
+
+    def _forward(self) -> GraphRun | Wrapper:
+        if self.executor == "graph":
+            return GraphRun(self.forward, self.mode)
+        users = range(self.mutated_inputs, self.n_outputs)
+        outputs = outputs_of(self.forward)
+        lowered = inductor.lower(
+            _copy(self.forward), values_of_inputs(self.forward), is_backward=False,
+            user_outputs=[i for i in users if isinstance(outputs[i], fx.Node)], **self.how,
+        )  # fmt: skip
+        self.lowered.append(lowered)
+        return Wrapper(lowered, self.mode, sizes_read(self.forward))
+
+    def _backward(self, saved: Mapping[str, Any]) -> GraphRun | Wrapper:
+        if self.executor == "graph":
+            return GraphRun(self.backward, self.mode)
+        placeholders = self.backward.graph.find_nodes(op="placeholder")
+        values = [restrided(node.meta["val"], saved.get(node.name)) for node in placeholders]
+        outputs = [i for i, node in enumerate(outputs_of(self.backward)) if isinstance(node, fx.Node)]
+        lowered = inductor.lower(
+            _copy(self.backward), values, is_backward=True, **self.how,
+            donated=inductor.donated_inputs(self.forward, self.backward, self.n_outputs),
+            user_outputs=outputs if inductor.keeps_gradient_strides() else (),
+        )  # fmt: skip
+        self.lowered.append(lowered)
+        return Wrapper(lowered, self.mode, sizes_read(self.backward))
+
+    def _backward_inputs(self, saved: Mapping[str, Any]) -> list[Any]:
+        """The arguments of the backward. A tangent or a seed is new, and counts from `tail.before_backward` on."""
+        placeholders = self.backward.graph.find_nodes(op="placeholder")
+        names = {n.name for n in placeholders}
+        # States of generators have names of their own in the backward, and the order of the forward.
+        states = (value for name, value in saved.items() if name not in names)
+        return [
+            saved[n.name] if n.name in saved
+            else next(states) if n.name.startswith("rng_state_output")
+            else concrete(n.meta["val"], self.mode)
+            for n in placeholders
+        ]  # fmt: skip
+
+    def _tangents(self) -> list[int]:
+        names = [node.name for node in self.backward.graph.find_nodes(op="placeholder")]
+        return [i for i, name in enumerate(names) if name.startswith("tangents")]
+
+
+def _accumulate(gradients: list[Any], storages: Storages) -> None:
+    """What autograd does with the gradients; it takes most as they are, and copies one that is a view of few values.
+
+    `AccumulateGrad` (torch/csrc/autograd/functions/accumulate_grad.h) keeps a gradient that is dense and laid out as
+    the parameter; another one is copied, and then released.
+    """
+    for index, gradient in enumerate(gradients):
+        if not isinstance(gradient, torch.Tensor):
+            continue
+        if torch._prims_common.is_non_overlapping_and_dense_or_false(gradient):
+            continue
+        assert isinstance(gradient, compat.FakeTensor)
+        copied = fake_tensor(gradient.fake_mode, gradient.shape, contiguous(gradient), gradient.dtype, gradient.device)
+        storages.add(copied)
+        storages.mark("accumulate")
+        gradients[index] = copied
+
+
+def _sizes(values: Mapping[str, Any], storages: Storages) -> dict[str, int]:
+    """Bytes of each tensor's storage, once, and 0 for one that is there throughout the step."""
+    seen: set[int] = set()
+    found: dict[str, int] = {}
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor):
+            key = value.untyped_storage()._cdata
+            found[name] = 0 if key in seen else storages.size(value)
+            seen.add(key)
+    return found
+
+
+def _replay_one(
+    gm: fx.GraphModule, static_inputs: Iterable[int], program: Callable[[compat.FakeTensorMode], Any]
+) -> Replayed:
+    mode = compat.FakeTensorMode(allow_non_fake_inputs=True)
+    storages, static = Storages(), set(static_inputs)
+    args = [concrete(value, mode) for value in values_of_inputs(gm)]
+    kept = [value for i, value in enumerate(args) if i in static]
+    for i, value in enumerate(args):
+        if isinstance(value, torch.Tensor):
+            (storages.external if i in static else storages.add)(value)
+    storages.mark("inputs")
+    del value
+    outputs = program(mode).run(args, storages)
+    storages.mark("end")
+    result = Replayed(storages.peak, storages.live, storages.peak_label, tuple(storages.timeline))
+    del outputs, kept
+    return result
+
+
+def _copy(gm: fx.GraphModule) -> fx.GraphModule:
+    return fx.GraphModule(gm, snapshot.copy_graph(gm.graph, keep=True))

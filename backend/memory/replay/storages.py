@@ -1,0 +1,156 @@
+"""Bytes of storages that live, counted as an allocator counts them: each storage once, until its last tensor is gone.
+
+The tensors are fake: they have sizes and share storages as real ones do, and take no memory.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from optpass.backend.memory.probe import library_workspace
+from optpass.passes.memory.workspace.workspace import op_workspace, retained_parts
+
+#: The CUDA caching allocator counts blocks in multiples of this (`kMinBlockSize`, c10/cuda/CUDACachingAllocator.cpp).
+CUDA_BLOCK = 512
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A point in time of a replay: what ran last, and the bytes that were allocated then.
+
+    Attributes:
+        lent_bytes: part of them, which nobody but the caller holds.
+    """
+
+    label: str
+    live_bytes: int
+    lent_bytes: int = 0
+
+
+class Storages:
+    """The storages of one replay.
+
+    Attributes:
+        live: bytes allocated now, above what was there at the start.
+        peak: the most there ever were; `peak_label` says what ran then.
+        timeline: one `Moment` per operation.
+    """
+
+    def __init__(self) -> None:
+        self.live = 0
+        self.peak = 0
+        self.peak_label = ""
+        self.timeline: list[Moment] = []
+        self._known: dict[int, Any] = {}
+        self._sizes: dict[int, int] = {}
+        self._lent: set[int] = set()
+        self._only_lent = 0
+
+    def lend(self, values: list[Any]) -> None:
+        """The caller holds `values` on: they count to the end, also when nobody else does any more."""
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                self._lent.update(part.untyped_storage()._cdata for part in strided_parts(value))
+
+    def external(self, tensor: torch.Tensor) -> None:
+        """The storage of `tensor` was there at the start and stays: it never counts."""
+        for part in strided_parts(tensor):
+            self._watch(part.untyped_storage(), 0)
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """The storage of `tensor` is allocated, if it is new."""
+        for part in strided_parts(tensor):
+            storage = part.untyped_storage()
+            if storage._cdata not in self._known:
+                self._watch(storage, allocated_bytes(storage.nbytes(), tensor.device))
+
+    def grow(self, tensor: torch.Tensor, extra: int) -> None:
+        """The storage of `tensor` holds `extra` bytes more than its fake form says."""
+        key = tensor.untyped_storage()._cdata
+        if extra and self._sizes.get(key):
+            self._sizes[key] += extra
+            self.live += extra
+
+    def ran(self, label: str, target: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        """An operator has run: its new outputs are allocated, and `label` notes what it took inside itself."""
+        self.add_all(out)
+        for part, extra in retained_parts(target, args, kwargs, out):
+            self.grow(part, extra)
+        self.mark(label, op_workspace(target, args, kwargs, out, library_workspace))
+
+    def add_all(self, values: Any) -> None:
+        """`add` for each tensor in a nest of lists and tuples."""
+        if isinstance(values, torch.Tensor):
+            self.add(values)
+        elif isinstance(values, (list, tuple)):
+            for value in values:
+                self.add_all(value)
+
+    def size(self, tensor: torch.Tensor) -> int:
+        """Bytes that the storage of `tensor` counts for."""
+        return sum(self._sizes.get(part.untyped_storage()._cdata, 0) for part in strided_parts(tensor))
+
+    def mark(self, label: str, workspace: int = 0) -> None:
+        """`label` has run: note the bytes, with the `workspace` that it allocated and released inside."""
+        now = self.live + workspace
+        self.timeline.append(Moment(label, now, self._only_lent))
+        if now > self.peak:
+            self.peak, self.peak_label = now, label
+
+    def _watch(self, storage: torch.UntypedStorage, size: int) -> None:
+        key = storage._cdata
+        if key in self._known:
+            return
+        # The Python object of a storage lives as long as the storage itself does, whoever holds that.
+        self._known[key] = weakref.ref(storage, lambda _: self._release(key))
+        self._sizes[key] = size
+        self.live += size
+
+    def _release(self, key: int) -> None:
+        del self._known[key]
+        size = self._sizes.pop(key)
+        if key in self._lent:
+            self._lent.discard(key)
+            self._only_lent += size
+        else:
+            self.live -= size
+
+
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
+    """Inside, what each operator allocates is counted in `storages`, and each is a moment of the timeline."""
+
+    def __init__(self, storages: Storages) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self._storages = storages
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = self.result(func, args, kwargs or {})
+        self._storages.ran(str(func), func, args, kwargs or {}, out)
+        return out
+
+    def result(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """What the operator returns."""
+        return func(*args, **kwargs)
+
+
+def strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensors that hold the bytes of `tensor`: itself, or the indices and values of a sparse one."""
+    if tensor.layout == torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor,)
+
+
+def allocated_bytes(nbytes: int, device: torch.device) -> int:
+    """What the allocator of `device` counts for a request of `nbytes`."""
+    if device.type == "cuda":
+        return -(-nbytes // CUDA_BLOCK) * CUDA_BLOCK
+    return nbytes

@@ -1,0 +1,87 @@
+"""Which runs of compiled graphs make up one step: from one forward behind a backward to the next such forward."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from optpass.backend.memory.seen.leaves import Leaf, Stores
+
+#: Chains of runs that are remembered, to find which of them make up one step.
+REMEMBERED = 64
+
+
+@dataclass
+class Chain:
+    """Runs from the first forward after a backward, to the next such forward; `origin` is of the first graph."""
+
+    origin: object
+    leaves: Counter[Leaf] = field(default_factory=Counter)
+
+
+class Chains:
+    """The latest chains of this process."""
+
+    def __init__(self) -> None:
+        self._chains: deque[Chain] = deque(maxlen=REMEMBERED)
+        self._returned = Stores()
+
+    def begin(self, origin: object) -> None:
+        """A chain begins with a graph that is called."""
+        self._chains.append(Chain(origin))
+
+    def count(self, leaf: Leaf) -> None:
+        """A leaf has run."""
+        if self._chains:
+            self._chains[-1].leaves[leaf] += 1
+
+    @property
+    def waits(self) -> bool:
+        """A chain has begun, and nothing has run in it."""
+        return bool(self._chains) and not self._chains[-1].leaves
+
+    def leaves(self) -> list[Leaf]:
+        """What stands now for those that have run, the latest first."""
+        return [leaf.latest() for chain in reversed(self._chains) for leaf in chain.leaves]
+
+    def steps_of(self, origin: object) -> list[list[Leaf]]:
+        """The leaves that ran since a chain last began with `origin`, the latest of each; then those that ran before
+        since it began so, of graphs that did not run later, and so on."""
+        found: list[list[Leaf]] = []
+        part: dict[Leaf, None] = {}
+        for chain in reversed(self._chains):
+            part.update(dict.fromkeys(leaf.latest() for leaf in chain.leaves))
+            if chain.origin is origin:
+                found += [list(part)] if not any(leaf in step for step in found for leaf in part) else []
+                part = {}
+        return found
+
+    def under_way(self) -> list[Leaf]:
+        """Those of the step that is under way, as far as it is known."""
+        if not self._chains:
+            return []
+        now = self._chains.pop()
+        last = next(iter(self.steps_of(now.origin)), [])
+        self._chains.append(now)
+        return [*last, *now.leaves]
+
+    def note_returned(self, outputs: Stores, inputs: Stores) -> None:
+        """The backward of a run has begun, which had returned `outputs`, some of which may be what it was given."""
+        self._returned.update(outputs)
+        self._returned.drop(inputs)
+
+    def returned(self) -> int:
+        """Bytes of such outputs that are there, but for what graphs were given."""
+        self._returned.prune()
+        for leaf in self.leaves():
+            self._returned.drop(leaf.inputs)
+        return sum(self._returned.alive().values())
+
+    def forget(self) -> None:
+        """All of them."""
+        self._chains.clear()
+
+    def go_back(self) -> None:
+        """The last one is not to begin."""
+        if self._chains:
+            self._chains.pop()

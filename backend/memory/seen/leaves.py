@@ -1,0 +1,294 @@
+"""What is known of a compiled graph with a memory budget from the steps in which it ran, and of the storages around it.
+
+When these are seen is `runs`' to say, and what follows from them `together`'s.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from optpass.backend.memory.eager.part import EagerLoss
+from optpass.backend.memory.eager.timeline import AS_SEEN, Resize, Shapes
+from optpass.backend.memory.partition.partitioner import BudgetPartitioner
+from optpass.backend.memory.replay.tail import Tail
+from optpass.backend.memory.seen.situation import Beside
+from optpass.options import Options
+from optpass.passes.memory.plan import Ledger
+from optpass.passes.memory.search.schedule import FrozenState
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one graph may use in a step that has been seen.
+
+    Attributes:
+        statics: what is held beside it, of all that was seen the most.
+        tail: what happens between its forward and its backward; None where that was not seen.
+        follow: bytes that are needed on top of what it holds while other graphs run.
+        at_optimizer: peak while the optimizer steps.
+        optimizer: its name.
+        state: of the search, that was chosen; with the number of operations of its graph.
+    """
+
+    statics: Ledger
+    tail: Tail | None = None
+    follow: int = 0
+    at_optimizer: int = 0
+    optimizer: str = "none"
+    state: tuple[int, FrozenState] | None = None
+
+
+@dataclass(eq=False)
+class Leaf:
+    """One compiled graph with one plan.
+
+    Attributes:
+        partitioner: what decided the plan.
+        origin: the same for all plans of one graph.
+        options: of its compile.
+        parameters, module_tensors: positions among its arguments: of parameters, and of other tensors of modules.
+        own: its parameters, in that order.
+        buffers: the latter, of all calls looked at.
+        inputs: what it and other plans of the same graph were given, and the targets of their losses.
+        inputs_seen: bytes of these that were there when it was looked at, at most.
+        inputs_there: the same in its backward, with the targets that were found until then.
+        known: parameters that its runs were given or that eager code around them reads, weakly, by identity.
+        situations: what was held beside it, by the other runs that waited for their backward.
+        held: bytes that it holds from forward to backward, outputs included; the most seen.
+        outputs: of these, bytes of its outputs.
+        loss: what eager code does between its outputs and what is differentiated; nothing where graphs come between.
+        again: a checkpoint runs it again in the backward; it holds nothing but its outputs until then.
+        seen, seen_at: a backward was seen, so that `loss` and what is kept are known; shapes of what it was given then.
+        beside: bytes that were there in its backward beside what it was given, where nothing else waited.
+        given: of these and what it was given, bytes of what eager operators have not made.
+        since_loss: as in the situations, at most.
+        retained: most bytes that the loss needs in a backward that keeps the graph.
+        keeps_outputs: most outputs were still held by the caller in its backward.
+        kept_outputs: bytes of those that were, at most.
+        left: bytes of outputs, and of what was made of them, that the caller held then, as when an optimizer steps.
+        old: bytes of outputs of earlier runs that the caller still holds in its forward, at most.
+        stepping: bytes that a compiled step of an optimizer takes which trains it; None where none was seen.
+        keeps_graph: a backward was asked to keep what it has saved, for another one; None once that was said.
+        runs: calls with gradients.
+        share: what it may use from its next call on, where that has changed; `next` is what then took its place.
+        generation: how many leaves it has taken the place of after they were seen in a step.
+        news: something was seen since the plans were last looked at.
+    """
+
+    partitioner: BudgetPartitioner
+    origin: object
+    options: Options
+    parameters: tuple[int, ...] = ()
+    own: tuple[weakref.ref[torch.Tensor], ...] = ()
+    module_tensors: tuple[int, ...] = ()
+    buffers: Stores = field(default_factory=lambda: Stores())
+    inputs: Stores = field(default_factory=lambda: Stores())
+    inputs_seen: int = 0
+    inputs_there: int = 0
+    known: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
+    situations: dict[frozenset[tuple[Leaf, int]], Beside] = field(default_factory=dict)
+    held: int = 0
+    outputs: int = 0
+    loss: EagerLoss = field(default_factory=EagerLoss)
+    again: bool = False
+    seen: bool = False
+    seen_at: Shapes = ()
+    beside: int = 0
+    given: int = 0
+    since_loss: int = 0
+    keeps_outputs: bool = False
+    kept_outputs: int = 0
+    left: int = 0
+    old: int = 0
+    stepping: int | None = None
+    keeps_graph: bool | None = False
+    retained: int = 0
+    runs: int = 0
+    share: Share | None = None
+    next: Leaf | None = None
+    generation: int = 0
+    news: bool = True
+
+    def know(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Parameters that take part in a step with this graph."""
+        for parameter in parameters:
+            reference = self.known.get(id(parameter))
+            if reference is None or reference() is not parameter:
+                self.known[id(parameter)] = weakref.ref(parameter)
+
+    def succeed(self, leaf: Leaf) -> None:
+        """Take the place of `leaf`, and take over what was seen of it."""
+        leaf.next, self.generation = self, leaf.generation + bool(leaf.situations)
+        self.situations, self.buffers, self.inputs_seen = dict(leaf.situations), leaf.buffers, leaf.inputs_seen
+        self.inputs_there = leaf.inputs_there
+        self.learn(leaf)
+
+    def learn(self, leaf: Leaf) -> None:
+        """Take over what was seen of the loss behind another plan of the same graph."""
+        self.known, self.inputs = dict(leaf.known), leaf.inputs
+        self.loss, self.seen = leaf.loss, leaf.seen
+        self.keeps_outputs, self.kept_outputs = leaf.keeps_outputs, leaf.kept_outputs
+        self.since_loss, self.left, self.keeps_graph = leaf.since_loss, leaf.left, leaf.keeps_graph
+        self.seen_at, self.beside, self.again, self.stepping = leaf.seen_at, leaf.beside, leaf.again, leaf.stepping
+        self.given, self.old = leaf.given, leaf.old
+
+    def see(self, loss: EagerLoss, retained: bool) -> None:
+        """Take in a loss that was seen, of which the situations have what it needs beside what they hold. Where the
+        graph is `retained` for another backward, which is not counted, what was seen at different times is added up."""
+        seen = self.situations.values()
+        self.retained = max(self.retained, loss.backward_bytes) if retained else self.retained
+        self.keeps_graph = self.keeps_graph if self.keeps_graph is None else self.keeps_graph or retained
+        self.loss = replace(
+            loss,
+            forward_bytes=max(0, *(s.in_loss - s.most for s in seen)),
+            held_bytes=max(self.loss.held_bytes, loss.held_bytes),
+            backward_bytes=max(self.retained, self._fullest().behind),
+            reads_outputs=self.loss.reads_outputs or loss.reads_outputs,
+        )
+        self.since_loss = max(s.since_loss or 0 for s in seen)
+
+    def note_old(self, size: int) -> None:
+        """So many bytes of outputs of earlier runs are there in its forward: a loop's variable is, until the next call
+        has returned."""
+        if size > self.old:
+            self.old, self.news = size, True
+
+    def inputs_now(self) -> int:
+        """Bytes that are there of its inputs, and those of other plans of the same graph."""
+        buffers = self.buffers.alive()  # which a plan that was made later is given as inputs
+        return sum(size for key, size in self.inputs.alive().items() if key not in buffers)
+
+    def note_inputs(self) -> bool:
+        """The next step is about to begin: what the caller holds of this one, such as further micro-batches, is there
+        throughout. Whether that is more than was seen."""
+        more = self.inputs_now() - self.inputs_there
+        if self.seen and more > 0:
+            for situation in self.situations.values():
+                situation.grow(more)
+            self.inputs_there += more
+            self.given += more
+        return self.seen and more > 0
+
+    def _fullest(self) -> Beside:
+        """The situation in which most is there while its loss runs backward."""
+        return max(
+            self.situations.items(), key=lambda item: item[1].in_loss_backward + sum(n * o.held for o, n in item[0])
+        )[1]
+
+    def tail(
+        self, sizes: Resize = AS_SEEN, since_loss: int | None = None, loss: tuple[int, int] | None = None
+    ) -> Tail | None:
+        """What happens between its forward and its backward: as it was seen (`loss` bytes), or as its plan has it."""
+        if not self.seen:
+            return self.partitioner.budget.tail
+        seen = self.loss.at(sizes)
+        forward, backward = loss or (seen.forward_bytes, seen.backward_bytes)
+        kept = int(self.since_loss * sizes.most) if since_loss is None else since_loss
+        if self.again:  # the loss has run backward before anything but outputs is there
+            return Tail.of_checkpoint(self.outputs)
+        return Tail(self.keeps_outputs, max(0, forward), 0, max(0, backward), kept, seen.reads_outputs)
+
+    def latest(self) -> Leaf:
+        """What stands for it now."""
+        leaf = self
+        while leaf.next is not None:
+            leaf = leaf.next
+        return leaf
+
+
+class Stores:
+    """Weak references to the storages behind tensors, each once."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
+        self._found: dict[int, Any] = {}
+        self.add(tensors)
+
+    def add(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Take in what is behind `tensors`."""
+        for tensor in tensors:
+            for part in _plain(tensor):
+                storage = part.untyped_storage()
+                if storage._cdata not in self._found or self._found[storage._cdata]() is None:
+                    self._found[storage._cdata] = weakref.ref(storage)
+
+    def update(self, other: Stores) -> None:
+        """Take in those of `other`."""
+        self.keep(other._found.items())
+
+    def keep(self, references: Iterable[tuple[int, weakref.ref[Any]]]) -> None:
+        """Take in storages by their keys and weak references."""
+        for key, reference in references:
+            if self._found.setdefault(key, reference)() is None:  # its place in memory was taken by another
+                self._found[key] = reference
+
+    def has(self, storage: Any) -> bool:
+        """Whether a storage that is there is one of them."""
+        reference = self._found.get(storage._cdata)
+        return reference is not None and reference() is not None
+
+    def had(self, reference: weakref.ref[Any] | None) -> bool:
+        """Whether a weak reference without a callback is to one of them, which may have been released."""
+        return any(one is reference for one in self._found.values())
+
+    def drop(self, other: Stores) -> None:
+        """Leave out those of `other`."""
+        for key, reference in other._found.items():
+            if reference() is not None:  # else its place in memory may have been taken by one of these
+                self._found.pop(key, None)
+
+    def prune(self) -> None:
+        """Leave out those that have been released."""
+        self._found = {key: reference for key, reference in self._found.items() if reference() is not None}
+
+    def largest(self) -> weakref.ref[Any] | None:
+        """The one of the most bytes; None where there is none."""
+        sizes = self.alive()
+        return self._found[max(sizes, key=lambda key: sizes[key])] if sizes else None
+
+    def alive(self) -> dict[int, int]:
+        """Bytes of each that has not been released."""
+        found = {}
+        for key, reference in self._found.items():
+            storage = reference()
+            if storage is not None:
+                found[key] = storage.nbytes()
+        return found
+
+    def sizes(self) -> list[tuple[Any, int]]:
+        """A weak reference to each that has not been released, with its bytes."""
+        return [(self._found[key], size) for key, size in self.alive().items()]
+
+    def storages(self) -> Iterator[Any]:
+        """Those that have not been released."""
+        for reference in self._found.values():
+            storage = reference()
+            if storage is not None:
+                yield storage
+
+
+def _plain(tensor: torch.Tensor) -> list[torch.Tensor]:
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return [tensor] if tensor.layout == torch.strided else []
+    names, _ = tensor.__tensor_flatten__()
+    return [part for name in names for part in _plain(getattr(tensor, name))]
+
+
+def parameters_of(leaves: Iterable[Leaf]) -> list[torch.Tensor]:
+    """All parameters that `leaves` know, as far as they are alive, each once."""
+    found = {key: reference() for leaf in leaves for key, reference in leaf.known.items()}
+    return [parameter for parameter in found.values() if parameter is not None]
+
+
+def own_of(parameters: Iterable[torch.Tensor], leaves: Sequence[Leaf]) -> list[torch.Tensor]:
+    """Those of `parameters` that are no inputs of `leaves`: a view of a batch may be made to need a gradient, and is
+    gone when the batch is not (the feature encoders of speech models do so for checkpoints)."""
+    return [
+        p
+        for p in parameters
+        if isinstance(p, torch.nn.Parameter) or not any(leaf.inputs.has(p.untyped_storage()) for leaf in leaves)
+    ]

@@ -1,0 +1,166 @@
+"""What is seen beside one run of a compiled graph when its backward is about to begin: its loss, gradients, inputs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from optpass.backend.compat import memory_autograd as autograd
+from optpass.backend.compat.memory_backward import Held
+from optpass.backend.memory.budget import ENGINE_BYTES
+from optpass.backend.memory.eager.caller import held_in_backward
+from optpass.backend.memory.eager.held import due, held_in
+from optpass.backend.memory.eager.part import EagerLoss, loss_of
+from optpass.backend.memory.seen.leaves import Leaf, Stores, own_of, parameters_of
+from optpass.backend.memory.seen.run import Run
+from optpass.backend.memory.seen.watch import Watch
+from optpass.passes.memory.optimizers.search import states_of
+
+
+def loss_behind(
+    run: Run, running: autograd.RunningBackward, saved: Sequence[torch.Tensor], live: Sequence[Run], watch: Watch,
+    known: Mapping[int, Held], step: Sequence[Leaf],
+) -> tuple[EagerLoss, int]:  # fmt: skip
+    """The loss of a run, and the bytes of what it has made that is there and counts as what it is: gradients.
+
+    Args:
+        saved: what operators hold that are still to run.
+        live: the runs that wait for their backward, this one too.
+        watch: of the backward that is running.
+        known: what nodes held before it.
+        step: graphs of the step.
+    """
+    node, leaf = run.node(), run.leaf.latest()
+    part = _kept_outputs(run, node)
+    if 2 * part > leaf.outputs and not leaf.keeps_outputs and not leaf.again:
+        leaf.keeps_outputs = leaf.news = True
+    leaf.kept_outputs = max(leaf.kept_outputs, part)
+    if not leaf.seen:
+        leaf.seen = leaf.news = True
+    held = autograd.tensors_of_callers()
+    made = [t for t in held if t.grad_fn is not None]
+    results = Stores(made)
+    if not running.keeps:  # what is there of what nodes have released, somebody holds: an object that the caller has
+        results.update(watch.saved())
+        others = Stores(saved)
+        others.update(leaf.inputs)
+        others.keep((one.key, one.storage) for nodes in known.values() for one in nodes.outside)
+        results.drop(others)
+    for other in live:  # these are counted as what they are
+        for counted in (other.inputs, other.outputs, other.eager):
+            results.drop(counted)
+    for known_leaf in step:
+        results.drop(known_leaf.inputs)
+    # Some losses reduce in place: their result is a number in a storage as large as what it is made of.
+    # A few numbers are among what the engine is taken to need; a loss of many terms may hold more of them.
+    sizes = results.alive().values()
+    kept = sum(sizes) - min(sum(size for size in sizes if size <= ENGINE_BYTES), ENGINE_BYTES // 2)
+    leaf.left = max(leaf.left, kept + part - min(part, ENGINE_BYTES // 4))  # a loss is among an optimizer's numbers
+    kept += 0 if leaf.keeps_outputs else part
+    if node is None or all(n is not node for n in autograd.walk(running.roots, lambda n: n is node)):
+        return EagerLoss(kept_bytes=kept), 0
+    targets = [t for t in held if not t.requires_grad]
+    if not leaf.situations:  # once: what it keeps from step to step, say outputs in a list, only grows
+        devices = {s.device for s in (*run.inputs.storages(), *run.outputs.storages())}
+        leaf.inputs.add(held_in_backward(devices, [p for r in leaf.known.values() if (p := r()) is not None]))
+    found = loss_of(
+        running.roots,
+        autograd.is_compiled,
+        lambda *one: _target_among(targets, leaf.inputs, *one),
+        known,
+        [t.grad_fn for t in made],
+        node,
+        watch.forward(),
+        run.let_go[: run.let_go_before],
+    )
+    # Whoever held them then: operators, or a checkpoint that reads them again.
+    read = len(run.let_go) > run.let_go_before
+    found = replace(found, reads_outputs=found.reads_outputs or read)
+    leaf.inputs.keep((one.key, one.storage) for nodes in known.values() for one in nodes.outside)
+    leaf.know(found.leaves)
+    # What later graphs have made for this one waits while its own loss runs backward.
+    waits = due(running.roots, node, found.between[1])
+    seen = watch.peak(*found.between, run.outputs)
+    if seen is None:
+        return replace(found, kept_bytes=kept, backward_bytes=found.backward_bytes + waits), 0
+    there = Stores([*held, *saved])
+    there.update(leaf.inputs)
+    there.update(results)
+    gradients = watch.gradients(found.leaves)
+    backward = max(0, seen - watch.among(there)) + waits
+    return replace(found, kept_bytes=kept, backward_bytes=backward), gradients
+
+
+def _kept_outputs(run: Run, node: Any) -> int:
+    """Bytes of outputs of a run that the caller holds in its backward; what is handed back as it came is none."""
+    there = [storage for storage in run.outputs.storages() if not run.inputs.has(storage)]
+    return sum(s.nbytes() for s in there if node is None or autograd.held_elsewhere(node, s))
+
+
+def beside(
+    run: Run, running: autograd.RunningBackward | None, saved: Sequence[torch.Tensor], live: Sequence[Run],
+    lent: Stores, step: Sequence[Leaf],
+) -> tuple[int, int, tuple[int, dict[Leaf, int]]]:  # fmt: skip
+    """Bytes of gradients, and of what else is there beside a run; and of outputs of others that have gone, all of them
+    and those that graphs had been given, by graph.
+
+    Args:
+        running: the backward; None before it.
+        saved, live: as for `loss_behind`.
+        lent: what graphs have read and returned that ran without gradients.
+        step: graphs of the step.
+    """
+    leaf = run.leaf.latest()
+    if running is not None and running.outer:  # which nodes of theirs are still to run is seen by what they hold
+        saved = [*saved, *held_in(running.outer)]
+    others = [r for r in live if r is not run]
+    parameters = parameters_of(step)
+    there = Stores()
+    there.update(lent)
+    if lent.alive():  # to an optimizer whose step is compiled: counted as its state
+        there.drop(Stores(states_of(parameters)))
+    for r in (run, *others):
+        there.update(r.inputs)
+    for known_leaf in step:  # what the caller gave to other graphs, and still holds
+        there.update(known_leaf.inputs)
+    there.add(t for t in saved if t.grad_fn is None)
+    given = there.alive()
+    there.add(saved)
+    for r in (run, *others):
+        there.update(r.eager)
+    known = Stores(own_of(parameters, step)).alive()
+    gradients = Stores([p.grad for p in parameters if p.grad is not None]).alive()
+    for r in (run, *others):
+        own = r.inputs.alive()  # what is handed back as it came is no result
+        known.update({key_: size for key_, size in r.outputs.alive().items() if key_ not in own})
+        known.update(r.leaf.buffers.alive())
+    bytes_of_gradients = sum(size for key_, size in gradients.items() if key_ not in known)
+    counted = known.keys() | gradients.keys()
+    other = _bytes_but(counted, there.alive())
+    if not others and running is not None:
+        leaf.beside = max(leaf.beside, other - _bytes_but(counted, {**run.inputs.alive(), **run.eager.alive()}))
+        leaf.given = max(leaf.given, _bytes_but(counted, given))
+    handed_on: Counter[Leaf] = Counter()
+    for r in others:
+        handed_on.update(r.handed_on(live))
+    return bytes_of_gradients, other, (sum(r.released_outputs() for r in others), dict(handed_on))
+
+
+def _bytes_but(counted: Collection[int], there: Mapping[int, int]) -> int:
+    return sum(size for key, size in there.items() if key not in counted)
+
+
+def _target_among(held: Sequence[torch.Tensor], inputs: Stores, elements: int, index: bool) -> torch.dtype | None:
+    """Those of the tensors `held` of which a loss may read so many elements are inputs of the step; as an index, those
+    of several micro-batches too. Which of them it reads cannot be told; the dtype of the first."""
+    found = []
+    for tensor in held:
+        sizes = {tensor.numel(), tensor[0].numel()} if index and len(tensor.shape) > 1 else {tensor.numel()}
+        if elements in sizes and (not index or tensor.dtype == torch.long):
+            found.append(tensor)
+    inputs.add(found)
+    return found[0].dtype if found else None

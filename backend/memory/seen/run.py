@@ -1,0 +1,131 @@
+"""One call of a compiled graph with a memory budget."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from optpass.backend.compat import memory_autograd as autograd
+from optpass.backend.compat.memory_backward import Held
+from optpass.backend.memory.eager.timeline import Shapes
+from optpass.backend.memory.replay.tail import GENERATOR_BYTES
+from optpass.backend.memory.seen.leaves import Leaf, Stores
+
+
+@dataclass(eq=False)
+class Run:
+    """One call of a leaf whose backward has not run.
+
+    Attributes:
+        node: of autograd.
+        released: a storage that autograd releases with the backward, as far as there is one.
+        inputs, outputs, eager: storages of its arguments and results, and of what eager operators before it saved.
+        shapes: of its arguments, parameters aside.
+        gradients: storages of those that were there in its forward, and their bytes.
+        made: storages of its outputs, and their bytes.
+        looked_at: what is beside it in its backward is to be noted.
+        gone_before: bytes of outputs of the runs before it that callers had let go of when it began.
+        let_go: its outputs that were released: the place of the next node of autograd, and their bytes.
+        let_go_before: how many of these were before the backward began.
+        behind: bytes that a graph without gradients needed that ran behind it, with what was there beside it.
+        behind_at: the place of the node of autograd that was next then.
+        behind_saved: what eager operators had saved by then, in bytes.
+    """
+
+    leaf: Leaf
+    node: weakref.ref[Any]
+    released: Any
+    inputs: Stores
+    outputs: Stores
+    eager: Stores
+    parameters: list[weakref.ref[torch.Tensor]]
+    shapes: Shapes = ()
+    looked_at: bool = True
+    gone_before: int = 0
+    gradients: list[tuple[Any, int]] = field(default_factory=list)
+    made: list[tuple[Any, int]] = field(default_factory=list)
+    done: bool = False
+    let_go: list[tuple[int, int]] = field(default_factory=list)
+    let_go_before: int = 0
+    behind: int = 0
+    behind_at: int = 0
+    behind_saved: int = 0
+    _outputs: list[Any] = field(default_factory=list, repr=False)
+
+    def watch_outputs(self) -> None:
+        """Note when callers let go of its outputs."""
+        for storage in self.outputs.storages():
+            if not self.inputs.has(storage):
+                noted = functools.partial(_note, self.let_go, storage.nbytes())
+                self._outputs.append(weakref.ref(storage, noted))
+
+    def ungraded(self, needed: int) -> None:
+        """A graph without gradients has run behind it, and needed so many bytes, with what was there beside it."""
+        if needed > self.behind:
+            self.behind, self.behind_at = needed, autograd.next_order()
+
+    def note_saved(self, known: Mapping[int, Held], counted: Stores) -> None:
+        """Note what eager nodes hold that were there when a graph without gradients ran behind it.
+
+        Args:
+            known: what nodes hold, by their places.
+            counted: what counts otherwise.
+        """
+        if self.behind:
+            saved = [ref() for place, one in known.items() if place < self.behind_at for ref in one.storages]
+            own = {s._cdata: s.nbytes() for s in saved if s is not None and not counted.has(s)}
+            self.behind_saved = sum(own.values())
+
+    def gone(self) -> int:
+        """Bytes of gradients that were there in its forward and have been released since (`zero_grad`)."""
+        return sum(size for storage, size in self.gradients if storage() is None)
+
+    def released_outputs(self) -> int:
+        """Bytes of its outputs that are not there any more."""
+        return max(0, self.leaf.outputs - sum(self.outputs.alive().values()))
+
+    def handed_on(self, to: Sequence[Run]) -> dict[Leaf, int]:
+        """Bytes of the same that some of the runs `to` were given, by their graphs."""
+        gone = [(storage, size) for storage, size in self.made if storage() is None]
+        found: dict[Leaf, int] = {}
+        for run in to if gone else ():
+            size = sum(size for storage, size in gone if run is not self and run.inputs.had(storage))
+            found[run.leaf] = max(size, found.get(run.leaf, 0))
+        return {leaf: size for leaf, size in found.items() if size}
+
+    def is_over(self) -> bool:
+        """Its backward has run, or nobody can ask for it any more."""
+        if self.done or self.node() is None:
+            return True
+        return self.released is not None and self.released() is None
+
+
+def _note(let_go: list[tuple[int, int]], size: int, _: Any) -> None:
+    let_go.append((autograd.next_order(), size))
+
+
+def own_storages(saved: Iterable[torch.Tensor], made: Stores, given: Stores) -> Stores:
+    """What was made in a run and is neither an output nor an input, of what it has saved."""
+    own = Stores(saved)
+    own.drop(made)
+    own.drop(given)
+    return own
+
+
+def note_held(leaf: Leaf, own: Stores, made: Stores, given: Stores, waiting: Iterable[Run]) -> None:
+    """Bytes that a run of `leaf` holds from its forward to its backward, and of these its outputs.
+
+    Args:
+        own, made, given: what it made and saved, its outputs and its inputs.
+        waiting: the runs before it.
+    """
+    there = given.alive()
+    for run in waiting:
+        there.update(run.outputs.alive())
+    leaf.outputs = sum(size for key, size in made.alive().items() if key not in there)
+    leaf.held = leaf.outputs + sum(own.alive().values()) + (GENERATOR_BYTES if leaf.again else 0)

@@ -1,0 +1,303 @@
+"""Which compiled graphs with a memory budget run in a step, what each holds, and what else is held beside it.
+
+A run begins with a graph's forward and ends with its backward, or when autograd lets go of it: an output that nobody
+differentiates is dropped some time. What the runs of a step need together is seen here while the first steps run; the
+plans that follow from it are made in `allot`. Nothing here changes what is computed.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from optpass.backend.compat import memory_autograd as autograd
+from optpass.backend.compat.memory_backward import Held, held_by_nodes, untraced, watch_backwards
+from optpass.backend.memory.eager.held import held_upstream, pending
+from optpass.backend.memory.eager.inside import temporaries_of
+from optpass.backend.memory.eager.part import EagerLoss
+from optpass.backend.memory.eager.timeline import Shapes
+from optpass.backend.memory.seen.chains import Chains
+from optpass.backend.memory.seen.expected import alike, shapes_of
+from optpass.backend.memory.seen.leaves import Leaf, Stores, parameters_of
+from optpass.backend.memory.seen.look import beside, loss_behind
+from optpass.backend.memory.seen.run import Run, note_held, own_storages
+from optpass.backend.memory.seen.situation import Beside
+from optpass.backend.memory.seen.ungraded import Lent, note_stepping
+from optpass.backend.memory.seen.watch import Watch
+from optpass.errors import BudgetInfeasibleError
+
+#: How often a graph is looked at beside the same other runs: where nothing else runs, once says all.
+LOOKS_ALONE, LOOKS = 1, 2
+
+
+class Steps:
+    """The runs of this process.
+
+    Args:
+        settle: told the leaves of a whole step when one has been seen and the next begins.
+    """
+
+    def __init__(self, settle: Callable[[list[Leaf]], None]) -> None:
+        self._settle = settle
+        self._lock = threading.RLock()
+        self._live: list[Run] = []
+        self._chains = Chains()
+        self._after_backward = True
+        self._gone = 0
+        self._traced = False
+        self._lent = Lent()
+        self._asked: weakref.WeakSet[Callable[[], int]] = weakref.WeakSet()
+        self._known: dict[int, Held] = {}
+        self._watch = Watch(Stores())
+        self._unwatch: Callable[[], None] | None = None
+
+    # ---- what is held now ---------------------------------------------------------------------------------------
+
+    def held(self) -> tuple[int, Stores]:
+        """Bytes that the runs hold which wait for their backward, and their outputs, which are part of it."""
+        with self._lock:
+            self._sweep()
+            outputs = Stores()
+            for run in self._live:
+                outputs.update(run.outputs)
+            return sum(run.leaf.held for run in self._live), outputs
+
+    def lent(self) -> Stores:
+        """What graphs have read and returned that ran without gradients since the last backward, as a teacher's do."""
+        with self._lock:
+            return self._lent.lately()
+
+    def waiting(self) -> list[Leaf]:
+        """The leaves of the runs that wait for their backward, one that runs several times as often."""
+        with self._lock:
+            self._sweep()
+            return [run.leaf for run in self._live]
+
+    def alike(self, parameters: Sequence[torch.Tensor], shapes: Shapes) -> Leaf | None:
+        """A graph of the same parameters that was seen in a step lately, called with tensors of as many dimensions."""
+        with self._lock:
+            ran = self._chains.leaves()
+        return alike(ran, parameters, shapes)
+
+    def waiting_parameters(self) -> list[torch.Tensor]:
+        """Parameters of the runs that wait for their backward."""
+        with self._lock:
+            self._sweep()
+            found = [p() for run in self._live for p in run.parameters]
+        return [p for p in found if p is not None]
+
+    def forget(self) -> None:
+        """The step that is under way has failed: what it holds, in frames of an error, is no part of another one."""
+        with self._lock:
+            self._stop()
+            self._chains.forget()
+
+    def _stop(self) -> None:
+        self._live.clear()
+        self._lent.begin()
+        self._after_backward = True
+
+    def _go_back(self, step: Sequence[Leaf]) -> None:
+        """The step that was to begin does not fit: whoever begins it again is told again."""
+        with self._lock:
+            self._stop()
+            self._chains.go_back()
+            for leaf in step:
+                leaf.news = True
+
+    # ---- what happens -------------------------------------------------------------------------------------------
+
+    def enter(self, origin: object) -> None:
+        """A graph is called."""
+        with self._lock:
+            self._sweep()
+            self._gone = sum(run.released_outputs() for run in self._live)
+            if self._live and not self._after_backward:
+                return
+            self._after_backward = False
+            if self._chains.waits:
+                return
+            steps, old = self._chains.steps_of(origin), self._chains.returned()
+            self._chains.begin(origin)
+        for i, step in enumerate(steps):
+            for leaf in step:
+                leaf.note_old(old if leaf.origin is origin else 0)
+            # Earlier ones are of other micro-batches, which are there in this one, too.
+            grown = [leaf.note_inputs() for leaf in step if i]
+            news = any(grown) or any(leaf.news for leaf in step)
+            for leaf in step if news else ():
+                leaf.news = False
+            if news:
+                try:
+                    self._settle(step)
+                except BudgetInfeasibleError:
+                    self._go_back(step)
+                    raise
+
+    def leave(self, leaf: Leaf, args: Sequence[Any], result: Any) -> bool:
+        """A leaf's forward has run; whether there is a backward to it."""
+        node = autograd.compiled_node(result)
+        if node is None:
+            return False
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        parameters = [args[i] for i in leaf.parameters]
+        outputs = [r for r in torch.utils._pytree.tree_leaves(result) if isinstance(r, torch.Tensor)]
+        with self._lock:
+            self._sweep()
+            leaf.note_old(self._chains.returned())
+            given, made = Stores(tensors), Stores(outputs)
+            leaf.inputs.prune()
+            of_modules = {*leaf.parameters, *leaf.module_tensors}
+            leaf.inputs.add(a for i, a in enumerate(args) if isinstance(a, torch.Tensor) and i not in of_modules)
+            looked_at = self._looks_at(leaf)
+            saved, leaves = held_upstream(tensors) if looked_at else ([], [])
+            own = own_storages(autograd.saved_by_function(node), made, given)
+            run = Run(
+                leaf, weakref.ref(node), own.largest(), given, made, Stores(saved),
+                [weakref.ref(p) for p in parameters], shapes_of(args, leaf.parameters) if looked_at else (),
+                looked_at or own.largest() is None, self._gone, made=made.sizes(),
+            )  # fmt: skip
+            if run.looked_at:
+                run.watch_outputs()
+                trained = {id(p): p for p in (*parameters, *parameters_of(self._chains.under_way()))}.values()
+                run.gradients = Stores([p.grad for p in trained if p.grad is not None]).sizes()
+            if looked_at:
+                leaf.know([*parameters, *leaves])
+                leaf.inputs_seen = max(leaf.inputs_seen, sum(leaf.inputs.alive().values()))
+                leaf.buffers.add(args[i] for i in leaf.module_tensors)
+            if not leaf.runs:
+                leaf.again = autograd.is_checkpointed()
+                note_held(leaf, own, made, given, self._live)
+            leaf.runs += 1
+            self._live.append(run)
+            self._chains.count(leaf)
+            if run.looked_at and self._unwatch is None:
+                self._unwatch = watch_backwards(self._begins)
+        if run.looked_at:  # a hook holds the gradients that it is given, and is not to stay
+            node.register_prehook(untraced(lambda *_: self._backward(run)))
+        return True
+
+    def _looks_at(self, leaf: Leaf) -> bool:
+        beside = leaf.situations.get(self._others())
+        alone = not self._live and all(
+            other.origin is leaf.origin for other in self._chains.under_way()
+        )  # of this step
+        # Micro-batches that the caller holds are all there in each of their steps, and are known when they have run.
+        more = sum(leaf.inputs.alive().values()) > leaf.inputs_seen
+        return more or beside is None or beside.times < (LOOKS_ALONE if alone else LOOKS)
+
+    def _others(self, run: Run | None = None) -> frozenset[tuple[Leaf, int]]:
+        """The runs that wait for their backward, beside `run`."""
+        return frozenset(Counter(r.leaf for r in self._live if r is not run).items())
+
+    def lend(self, args: Sequence[Any], result: Any, needs: Callable[[], int] | None = None) -> None:
+        """A graph has run without gradients: what the caller holds of it is there in the step, too.
+
+        Args:
+            args, result: of the call.
+            needs: bytes that it needed beside what it was given.
+        """
+        with self._lock:
+            self._lent.add(args)
+            if needs is not None:
+                self._sweep()
+                run = self._live[-1] if self._live else None
+                if run is None and needs not in self._asked:
+                    self._asked.add(needs)
+                    note_stepping(self._chains.leaves(), args, needs)
+                if run is not None and run.looked_at:
+                    gradients, other, (gone, _) = beside(
+                        run, None, [], self._live, self._lent.stores, self._chains.under_way()
+                    )
+                    run.ungraded(gradients + other - gone + needs())
+            self._lent.add(result)
+
+    def traced(self) -> None:
+        """A graph was compiled. What Dynamo has traced holds the tensors that it met, in cycles."""
+        self._traced = True
+
+    def _begins(self, roots: list[Any]) -> None:
+        """A backward is about to begin."""
+        with self._lock:
+            if self._traced:  # else what earlier micro-batches returned counts as held, and is
+                self._traced = False
+                gc.collect()
+            nodes = [n for n in autograd.walk(roots, lambda _: False) if not autograd.is_compiled(n)]
+            elsewhere, outermost = Stores(), autograd.running_backward() is None
+            if outermost:
+                self._known.clear()
+                for run in self._live:
+                    run.let_go_before = len(run.let_go)
+                    elsewhere.update(run.inputs)
+                    elsewhere.update(run.outputs)
+                elsewhere.add(parameters_of(self._chains.under_way()))
+                elsewhere.add(leaf for node in nodes if (leaf := autograd.leaf_of(node)) is not None)
+                self._watch.end()
+                self._watch = Watch(elsewhere)
+            self._known.update(held_by_nodes(nodes))
+            if outermost:
+                elsewhere.update(self._lent.stores)
+                for run in self._live:
+                    run.note_saved(self._known, elsewhere)
+            self._watch.follow(
+                nodes, self._known, lambda node: temporaries_of(node, self._known.get(autograd.order(node)))
+            )
+
+    def _backward(self, run: Run) -> None:
+        """A run's backward is about to begin."""
+        running = autograd.running_backward()
+        with self._lock:
+            self._sweep()
+            self._after_backward = True
+            self._lent.begin()
+            if run.looked_at:
+                self._look(run, running)
+            self._chains.note_returned(run.outputs, run.inputs)
+            if running is None or not running.keeps:
+                run.done = True
+            self._sweep()
+
+    def _look(self, run: Run, running: autograd.RunningBackward | None) -> None:
+        """Note what is beside a run whose backward is about to begin."""
+        leaf = run.leaf.latest()
+        before, loss, made = leaf.loss, EagerLoss(), 0
+        waiting, saved = (0, []) if running is None else pending(running.roots, run.node())
+        if running is not None:
+            loss, made = loss_behind(
+                run, running, saved, self._live, self._watch, self._known, self._chains.under_way()
+            )
+        gradients, other, outputs = beside(run, running, saved, self._live, self._lent.stores, self._chains.under_way())
+        gradients, gone = gradients + run.gone(), outputs[0] + run.gone()
+        # Of what is there now, gradients that wait and those of the loss's parameters were not there in its forward,
+        # and are part of what was seen in its backward.
+        there, since = gradients + other - made, loss.kept_bytes - gone
+        situation = leaf.situations.setdefault(self._others(run), Beside())
+        situation.gone, situation.handed_on = outputs
+        behind = there + since + loss.backward_bytes if loss.backward_bytes else 0
+        # Outputs that had gone before its forward are not there in it, and what is gone behind the loss is less.
+        early = min(run.gone_before, other, gone)
+        in_loss = max(there - early + loss.forward_bytes, run.behind + run.behind_saved)
+        news = situation.widen(gradients, other - early + waiting, since + early, in_loss, behind)
+        if loss.backward_bytes < before.backward_bytes and leaf.seen_at:
+            loss = replace(loss, timeline=before.timeline)
+        else:
+            leaf.seen_at = run.shapes
+        leaf.see(loss, running is not None and running.keeps)
+        leaf.inputs_there = max(leaf.inputs_there, leaf.inputs_now())
+        leaf.news |= news or leaf.loss != before
+
+    def _sweep(self) -> None:
+        live = [run for run in self._live if not run.is_over()]
+        self._after_backward |= len(live) < len(self._live)
+        self._live = live
+        if self._unwatch is not None and not any(run.looked_at for run in live):
+            self._unwatch()
+            self._unwatch = None
+            self._watch.end()

@@ -1,0 +1,57 @@
+"""One situation of a step: what was seen beside a run of a compiled graph while certain others waited."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from optpass.backend.memory.seen.leaves import Leaf
+
+
+@dataclass
+class Beside:
+    """What is held beside a graph in its backward, in bytes; the most seen.
+
+    Attributes:
+        times: how often it was seen.
+        gradients: of all parameters known.
+        other: inputs of this graph and of those that wait for their backward, and what eager operators saved.
+        since_loss: what is there from the loss on: results that the caller holds, less outputs of others that are gone.
+        in_loss, in_loss_backward: all of these and the loss, in the forward of the loss and in its backward.
+        gone, handed_on: outputs of others that were gone, and those of them that graphs had been given, by graph.
+    """
+
+    gradients: int = 0
+    other: int = 0
+    since_loss: int | None = None
+    in_loss: int = 0
+    in_loss_backward: int = 0
+    gone: int = 0
+    handed_on: Mapping[Leaf, int] = field(default_factory=dict)
+    times: int = 0
+
+    @property
+    def most(self) -> int:
+        """What is beside a graph from the loss on."""
+        return self.gradients + self.other + (self.since_loss or 0)
+
+    @property
+    def behind(self) -> int:
+        """What the loss needs in its backward."""
+        return self.in_loss_backward - self.most
+
+    def widen(self, gradients: int, other: int, since_loss: int, in_loss: int, in_loss_backward: int) -> bool:
+        """Take in what was seen; whether it is more."""
+        before = self.most, self.gradients, self.in_loss, self.in_loss_backward
+        self.times += 1
+        self.since_loss = since_loss if self.since_loss is None else max(self.since_loss, since_loss)
+        self.gradients, self.other = max(self.gradients, gradients), max(self.other, other)
+        self.in_loss, self.in_loss_backward = max(self.in_loss, in_loss), max(self.in_loss_backward, in_loss_backward)
+        return before != (self.most, self.gradients, self.in_loss, self.in_loss_backward)
+
+    def grow(self, more: int) -> None:
+        """So many bytes are there beside the graph that were not when it was seen."""
+        self.other, self.in_loss = self.other + more, self.in_loss + more
+        self.in_loss_backward += more if self.in_loss_backward else 0

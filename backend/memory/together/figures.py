@@ -1,0 +1,114 @@
+"""What was seen of a graph in its steps, as the figures plans are compared by: its bounds, its plan, and others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from optpass.backend.memory.budget import ENGINE_BYTES
+from optpass.backend.memory.plans.allot import Around, choices_of
+from optpass.backend.memory.plans.bounds import Bound, Choice
+from optpass.backend.memory.replay.graph_values import hint
+from optpass.backend.memory.replay.replay import StepReplay
+from optpass.backend.memory.replay.tail import Tail
+from optpass.backend.memory.seen.leaves import Leaf
+from optpass.backend.memory.seen.situation import Beside
+from optpass.passes.memory.problem import Problem
+from optpass.passes.memory.storage import nbytes
+
+#: Labels of a replay's moments between forward and backward, which a loss that was seen replaces; and of the next one.
+BETWEEN, TANGENTS = ("loss", "backward of the loss"), "tangents"
+
+
+def bounds_of(leaf: Leaf, index: Mapping[Leaf, int], always: int) -> Iterator[Bound]:
+    """One for each situation of a graph; of those that differ by plans that were replaced, the latest."""
+    latest: dict[tuple[tuple[int, int], ...], Beside] = {}
+    for replaced in (True, False):
+        for others, situation in leaf.situations.items():
+            if replaced == any(other.next is not None for other, _ in others):
+                counts = Counter[int]()
+                for other, n in others:
+                    counts.update({index[other.latest()]: n} if other.latest() in index else {})
+                latest[tuple(sorted(counts.items()))] = situation
+    limit = leaf.partitioner.budget.bytes - ENGINE_BYTES
+    for around, situation in latest.items():
+        since = situation.since_loss or 0
+        to = {index[g.latest()]: size for g, size in situation.handed_on.items() if g.latest() in index}
+        yield Bound(
+            index[leaf], around, always + situation.most, limit, since, _loss_in(leaf, situation),
+            _again_before(leaf) if leaf.again else leaf.old - since, situation.gone, to,
+        )  # fmt: skip
+
+
+def _loss_in(leaf: Leaf, situation: Beside) -> tuple[int, int]:
+    """What the loss of a graph needs in a situation, in its forward and in its backward."""
+    return situation.in_loss - situation.most, max(leaf.retained, situation.behind)
+
+
+def present_of(leaf: Leaf) -> Choice:
+    """The plan in force, beside the loss as it was seen."""
+    outcome = leaf.partitioner.outcome
+    seconds = outcome.plan.recompute_seconds if outcome.plan is not None else 0.0
+    if outcome.replayed is None:
+        return Choice(0, leaf.held, seconds)
+    if not leaf.seen:
+        return Choice(outcome.replayed.peak_bytes, max(leaf.held, 0), seconds)
+    handed, lent = outcome.replayed.handed_bytes, leaf.kept_outputs if leaf.keeps_outputs else 0
+    # Outputs that are saved, too, do not go when the caller lets go of them.
+    released = min(leaf.outputs, max(0, handed - sum(outcome.replayed.saved_bytes.values())))
+    handed = leaf.outputs if leaf.again else handed
+    later = handed if leaf.loss.reads_outputs else handed - max(0, released - lent)
+    forward, backward = _own_peaks(leaf, outcome.replayed, lent)
+    return Choice(backward, max(leaf.held, 0), seconds, handed, later, forward)
+
+
+def _own_peaks(leaf: Leaf, replayed: StepReplay, lent: int) -> tuple[int, int]:
+    """The peaks of its forward and of its backward, where the caller keeps `lent` bytes of its outputs."""
+    tail = leaf.partitioner.budget.tail
+    kept = 0 if tail is None else tail.kept_bytes
+    peaks, now = [0, 0], 0
+    for moment in replayed.timeline:
+        now = 1 if moment.label == TANGENTS else now
+        live = moment.live_bytes - kept * now - max(0, moment.lent_bytes - lent)
+        peaks[now] = max(peaks[now], live) if moment.label not in BETWEEN else peaks[now]
+    return peaks[0], peaks[1]
+
+
+def _again_before(leaf: Leaf) -> int:
+    """Of a forward that a checkpoint runs again, what is there that its plan does not know of."""
+    return Tail.of_checkpoint(leaf.outputs).early_bytes - leaf.partitioner.tail.early_bytes
+
+
+def choices_for(leaf: Leaf, *, waits: bool, handed_on: bool, brief: bool) -> list[Choice]:
+    """Plans of a graph beside the loss as it was seen.
+
+    Args:
+        waits: other runs come between its forward and its backward.
+        handed_on: graphs of the step were given outputs of others that were gone in the backward.
+        brief: few of them.
+    """
+    partitioner = leaf.partitioner
+    search, replayed = partitioner.search, partitioner.outcome.replayed
+    assert search is not None and replayed is not None  # it has a plan
+    problem, tail = search.problem, leaf.tail(since_loss=0)
+    between, released = problem.tail, 0
+    if tail is not None:
+        tangents = sum(s.bytes for s in problem.storages if s.tangent)
+        outputs = sum(problem.storages[s].bytes for s in problem.forward_outputs)
+        between, problem.outputs_held = tail.beside(tangents, outputs), tail.holds_outputs
+        problem.kept = tail.kept_bytes
+        released = 0 if tail.holds_outputs or tail.reads_outputs else outputs
+    less = max(0, partitioner.counted - replayed.peak_bytes) if partitioner.executor == "inductor" else 0
+    around = Around(less, released, _given(leaf, problem) if handed_on else {})
+    choices = choices_of(search, between, around, waits=waits and not leaf.again, brief=brief)
+    if leaf.again:
+        choices = [replace(one, held=leaf.held, handed=leaf.outputs, later=leaf.outputs) for one in choices]
+    return choices
+
+
+def _given(leaf: Leaf, problem: Problem) -> dict[int, int]:
+    """Storages of what a graph is given by its callers, with their bytes."""
+    of_modules = {f"primals_{1 + i}" for i in (*leaf.parameters, *leaf.module_tensors)}
+    given = [s for s in problem.storages if s.given and not s.tangent and str(s.node.target) not in of_modules]
+    return {s.index: nbytes(s.node.meta["val"], hint) for s in given if s.node.op == "placeholder"}

@@ -1,0 +1,222 @@
+"""The graphs of one step planned together, once a step has been seen: what each may use from its next call on.
+
+The first step is planned graph by graph, as they are compiled. Nobody knows then how often a graph runs, which graphs
+follow, and what the eager code around them holds. When the next step begins, what was seen (`runs`) is held against the
+budget; where it does not fit, or where much is computed again for nothing, plans are chosen for all graphs at once
+(`allot`), and each graph is compiled again on its next call.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from optpass.backend.memory.budget import ENGINE_BYTES
+from optpass.backend.memory.filing import predict_anew
+from optpass.backend.memory.optimizing import Optimizing
+from optpass.backend.memory.partition.outcome import SAFE
+from optpass.backend.memory.plans.allot import above, choices_of, least, select
+from optpass.backend.memory.plans.bounds import Bound, Choice, beside, excess, total
+from optpass.backend.memory.seen.leaves import Leaf, Share, Stores, own_of, parameters_of
+from optpass.backend.memory.seen.runs import Steps
+from optpass.backend.memory.together import words
+from optpass.backend.memory.together.figures import bounds_of, choices_for, present_of
+from optpass.passes.memory.plan import Ledger
+
+log = logging.getLogger(__name__)
+
+#: Times that one graph is planned anew for what was seen of its steps.
+GENERATIONS = 3
+#: Plans that compute something again are left as they are where the step uses this part of the budget.
+USED = 0.95
+
+
+@dataclass
+class Step:
+    """A step as it was seen: its leaves, the bytes that are always there, the bounds, and the plans in force."""
+
+    leaves: list[Leaf]
+    always: Ledger
+    at_optimizer: int
+    optimizer: str
+    bounds: list[Bound]
+    present: list[Choice]
+
+
+def settle(leaves: Sequence[Leaf]) -> None:
+    """Plan the step that `leaves` make up anew, where it does not fit or does not use its budget.
+
+    Raises:
+        BudgetInfeasibleError: no plans of these graphs together fit.
+    """
+    ran = [leaf for leaf in leaves if leaf.situations and leaf.next is None]
+    blind = [leaf for leaf in ran if leaf.partitioner.outcome.replayed is None]
+    dependent = [leaf for leaf in ran if len(ran) > 1 or not _alone(leaf)]
+    unknown = [leaf for leaf in blind if leaf in dependent]
+    for leaf in unknown:  # the caches gave a compiled graph without what its plan was chosen from
+        leaf.share = _as_before(leaf)
+    planned = [leaf for leaf in ran if leaf not in blind]
+    for leaf in dependent:
+        _plan_always(leaf)
+    failed = [leaf for leaf in planned if leaf.partitioner.search is None]  # to compile: its next call tries again
+    if unknown or failed or not planned:
+        return
+    for leaf in planned:
+        leaf.note_inputs()
+    words.warn_of_kept_graphs(planned)
+    step = _seen(planned)
+    words.warn_of_the_optimizer(step)
+    _predict_anew(step)
+    worst = excess(step.present, step.bounds)
+    again = any(choice.seconds > 0 for choice in step.present)
+    used = max((total(step.present, b) / b.limit for b in step.bounds), default=1.0)
+    final = any(leaf.generation >= GENERATIONS for leaf in ran)
+    used = 0.0 if any(leaf.partitioner.budget.apart is not None for leaf in ran) else used  # for what is known now
+    if not step.bounds or (worst <= 0 and (used >= USED or not again)) or (worst > 0 and final):
+        return
+    choices, runs = _choices(step), [leaf.runs for leaf in step.leaves]
+    chosen = select(choices, runs, step.bounds)
+    over = excess(chosen, step.bounds)
+    last = [leaf.loss for leaf in step.leaves if not leaf.again and leaf.loss.between[1] == inf]  # else between graphs
+    if over > sum(loss.forward_bytes + loss.backward_bytes for loss in last):
+        raise words.infeasible(step, chosen, over)
+    if not final:
+        _share_out(step, chosen, worst, over)
+    if worst <= 0 and all(leaf.share is None for leaf in step.leaves):
+        words.next_plan(step, above(chosen, choices, runs, step.bounds))
+
+
+def _share_out(step: Step, chosen: Sequence[Choice], worst: int, over: int) -> None:
+    """Give each graph what it may use for the plan chosen for it, unless that in force is as good."""
+    words.planned_together(step, chosen, worst, over)
+    for i, leaf in enumerate(step.leaves):
+        if not _does(step, i, chosen):
+            leaf.share = _share(step, i, chosen)
+            _plan_always(leaf)
+
+
+def _plan_always(leaf: Leaf) -> None:
+    """Its plan depends on more than the graph: where the caches know it, it is planned anew all the same."""
+    if not leaf.partitioner.outcome.together:
+        leaf.partitioner.outcome.together = True
+        leaf.partitioner.outcome.keep()
+
+
+def _as_before(leaf: Leaf) -> Share:
+    """What a graph was first planned for."""
+    budget = leaf.partitioner.budget
+    return Share(budget.statics, budget.tail, budget.follow, budget.at_optimizer, budget.optimizer)
+
+
+def _predict_anew(step: Step) -> None:
+    """What the plans in force need, and the least and the most that plans of this step do, now that the rest of it is
+    known."""
+    floor, top = (max(figure + ENGINE_BYTES, step.at_optimizer) for figure in _ends(step))
+    for i, leaf in enumerate(step.leaves):
+        most = max((total(step.present, bound) for bound in step.bounds if bound.graph == i), default=0)
+        plan = leaf.partitioner.outcome.plan
+        if plan is not None and len(step.bounds) == 1:  # a budget is to compile before its loss was seen, too
+            floor = min(max(floor, plan.floor_bytes), top)
+        predict_anew(leaf.partitioner, max(most + ENGINE_BYTES, step.at_optimizer), floor, top)
+
+
+def _ends(step: Step) -> tuple[int, int]:
+    """Bytes of the whole step with the plans that need least, rather too many where an inner compiler generates code,
+    and with those that compute nothing again."""
+    choices, now = _choices(step, brief=True), max((total(step.present, b) for b in step.bounds), default=0)
+    plans, floor = least(choices, [leaf.runs for leaf in step.leaves], step.bounds), 0
+    for bound in step.bounds:
+        generated = step.leaves[bound.graph].partitioner.executor == "inductor"
+        needed = total(plans, bound) - bound.fixed
+        floor = max(floor, bound.fixed + (int(needed * SAFE) if generated else needed))
+    fastest = [min(found, key=lambda choice: choice.seconds) for found in choices]
+    if not any(choice.seconds for choice in step.present):
+        fastest = step.present
+    return min(floor, now), max((total(fastest, b) for b in step.bounds), default=0)
+
+
+def _does(step: Step, index: int, chosen: Sequence[Choice]) -> bool:
+    """Whether the plan in force of graph `index` is as good as the one that was chosen. Where that does not fit, a new
+    compile says whether any does."""
+    present = step.present[index]
+    fits = excess([*chosen[:index], present, *chosen[index + 1 :]], step.bounds) <= 0
+    return fits and present.held <= chosen[index].held and present.seconds <= 1.02 * chosen[index].seconds
+
+
+def _alone(leaf: Leaf) -> bool:
+    """Whether its plan cannot depend on others, nor on eager code that needs more than was assumed."""
+    return set(leaf.situations) == {frozenset()} and leaf.loss.backward_bytes <= 3 * leaf.outputs
+
+
+def _seen(leaves: Sequence[Leaf]) -> Step:
+    leaves = list(leaves)
+    index = {leaf: i for i, leaf in enumerate(leaves)}
+    parameters = parameters_of(leaves)
+    options = leaves[0].options
+    optimizer = Optimizing.of(options, [p for p in parameters if p.requires_grad])
+    parameters = list({id(p): p for p in (*parameters, *optimizer.parameters)}.values())
+    trained = sum(Stores([p for p in parameters if p.requires_grad]).alive().values())
+    buffers = Stores()
+    for leaf in leaves:
+        buffers.update(leaf.buffers)
+    buffers.drop(Stores(parameters))  # frozen ones that some of the graphs read
+    always = Ledger(
+        parameters=sum(Stores(own_of(parameters, leaves)).alive().values()),
+        optimizer=optimizer.state,
+        buffers=sum(buffers.alive().values()),
+    )
+    bounds = [bound for leaf in leaves for bound in bounds_of(leaf, index, always.total)]
+    present = [present_of(leaf) for leaf in leaves]
+    inputs = max((leaf.given for leaf in leaves), default=0)
+    left = max((leaf.left for leaf in leaves), default=0)
+    compiled = [leaf.stepping + ENGINE_BYTES for leaf in leaves if leaf.stepping is not None]  # and a few numbers
+    at_optimizer = always.total + inputs + left + trained + max(compiled, default=optimizer.stepping)
+    return Step(leaves, always, at_optimizer, optimizer.name, bounds, present)
+
+
+def _choices(step: Step, *, brief: bool = False) -> list[list[Choice]]:
+    handed_on = any(bound.handed_on for bound in step.bounds)
+    return [
+        choices_for(leaf, waits=_waits(step, i), handed_on=handed_on, brief=brief) for i, leaf in enumerate(step.leaves)
+    ]
+
+
+def _share(step: Step, index: int, chosen: Sequence[Choice]) -> Share:
+    """What graph `index` may use beside the others' chosen plans."""
+    leaf, plan = step.leaves[index], chosen[index]
+    own = [b for b in step.bounds if b.graph == index]
+    at_peak = max(own, key=lambda b: total(chosen, b))
+    since = 0 if leaf.again else at_peak.since_loss  # the loss is over before it begins
+    there = at_peak.fixed - since - step.always.total
+    gradients = min(there, max(b.gradients for b in leaf.situations.values()))
+    others = sum(chosen[g].held * n for g, n in at_peak.others)
+    since += at_peak.holds_on(index, plan) + beside(chosen, at_peak) - at_peak.fixed - others
+    statics = replace(step.always, gradients=gradients, inputs=there - gradients, activations=others)
+    room = at_peak.limit - statics.total
+    # Where its loss runs, or others do, no more may be held than what is left then.
+    elsewhere = [room - b.limit + beside(chosen, b) + b.with_loss(plan) - plan.held for b in own if b is not at_peak]
+    follow = max(0, room - plan.held if _waits(step, index) else 0, *elsewhere)
+    search, frozen = leaf.partitioner.search, plan.state
+    state = None if search is None or frozen is None else (len(search.problem.operations), frozen)
+    tail = leaf.tail(since_loss=since, loss=at_peak.loss)
+    return Share(statics, tail, 0 if leaf.again else follow, step.at_optimizer, step.optimizer, state)
+
+
+def _waits(step: Step, index: int) -> bool:
+    """Whether other runs come between the forward and the backward of graph `index`."""
+    return any(g == index for b in step.bounds for g, _ in b.others)
+
+
+def relief() -> int:
+    """Bytes that the runs which wait for their backward could hold less of, were they planned anew."""
+    least: dict[Leaf, int] = {}
+    for leaf in STEPS.waiting():
+        search = leaf.partitioner.search
+        if leaf not in least and search is not None:
+            least[leaf] = min(c.held for c in choices_of(search, search.problem.tail))
+    return sum(max(0, leaf.held - least.get(leaf, leaf.held)) for leaf in STEPS.waiting())
+
+
+STEPS = Steps(settle)

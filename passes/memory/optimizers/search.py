@@ -1,0 +1,194 @@
+"""Which optimizer a program trains parameters with: the live `torch.optim.Optimizer` objects that hold them.
+
+The search walks what the garbage collector tracks, so that nothing of the user's has to be wrapped. An optimizer that
+is made after the first step is not found, and counts as none. One that trains wider copies of the parameters (masters
+in float32 of weights in half precision) holds none of them, and is known by the shapes of what it holds.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from optpass.passes.memory.optimizers.optimizers import OptimizerCost, by_formula, cost
+from optpass.passes.memory.optimizers.rehearsal import ParameterSize, rehearse, sizes_of
+from optpass.passes.memory.workspace.workspace import Library
+
+#: States per element that an optimizer in no table is taken to keep until it has made them: as Adam's.
+_GUESSED_STATES = 2
+_HALF = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The optimizers that hold some of the parameters asked about.
+
+    Attributes:
+        costs: one per optimizer.
+        state_bytes: of all of them together.
+        step_bytes: most of any of them, as they step one after another.
+        held: how many of the parameters asked about some optimizer holds.
+        parameters: all that they hold, asked about or not.
+        copies: those of them that are wider copies of what was asked about.
+        notes: what was assumed.
+    """
+
+    costs: tuple[OptimizerCost, ...]
+    state_bytes: int
+    step_bytes: int
+    held: int
+    notes: tuple[str, ...] = ()
+    parameters: tuple[Tensor, ...] = ()
+    copies: tuple[Tensor, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The optimizers' names, joined: 'muon + adamw'."""
+        return " + ".join(dict.fromkeys(cost.name for cost in self.costs))
+
+
+def find_optimizer(parameters: Iterable[Tensor], library: Library | None = None) -> Found | None:
+    """The optimizers that hold any of `parameters`; None where there is none.
+
+    Args:
+        parameters: the real parameters of a graph, which are told apart by identity.
+        library: as for `rehearse`.
+    """
+    given = {id(p): p for p in parameters}
+    asked = given.keys()
+    live = _live() if asked else []
+    holding = [o for o in live if any(id(p) in asked for p in _parameters(o))]
+    held = {id(p) for o in holding for p in _parameters(o)}
+    master, copies = _of_copies([p for p in given.values() if id(p) not in held], live)
+    copies = tuple(p for p in copies if id(p) not in asked)
+    holding += [] if master is None or master in holding else [master]
+    if not holding:
+        return None
+    holding.sort(key=_order)
+    notes = [f"taken to train wider copies of {len(copies)} parameters"] if copies else []
+    costs = tuple(cost_of(optimizer, notes, library) for optimizer in holding)
+    everything = {id(p): p for o in holding for p in _parameters(o)}
+    return Found(
+        costs, sum(c.state_bytes for c in costs), max(c.step_bytes for c in costs), len(everything.keys() & asked),
+        tuple(notes), tuple(everything.values()), copies,
+    )  # fmt: skip
+
+
+def states_of(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """What the live optimizers keep that hold any of `parameters`."""
+    asked = {id(p) for p in parameters}
+    holding = [o for o in _live() if any(id(p) in asked for p in _parameters(o))] if asked else []
+    kept = (value for o in holding for state in o.state.values() for value in tree_leaves(state))
+    return [value for value in kept if isinstance(value, Tensor)]
+
+
+def _of_copies(
+    parameters: Iterable[Tensor], live: Iterable[torch.optim.Optimizer]
+) -> tuple[torch.optim.Optimizer | None, tuple[Tensor, ...]]:
+    """The optimizer that trains wider copies of all `parameters` that are trained in half precision, and no other of
+    `live` does; and the copies."""
+    wanted = Counter(_place(p) for p in parameters if p.requires_grad and p.dtype in _HALF)
+    found = [o for o in live if wanted and wanted <= Counter(_place(p) for p in _trained(_parameters(o)) if _wide(p))]
+    if len(found) != 1:
+        return None, ()
+    return found[0], tuple(p for p in _trained(_parameters(found[0])) if _wide(p) and _place(p) in wanted)
+
+
+def _place(parameter: Tensor) -> tuple[torch.Size, torch.device]:
+    return parameter.shape, parameter.device
+
+
+def _wide(parameter: Tensor) -> bool:
+    return parameter.is_floating_point() and parameter.dtype not in _HALF
+
+
+def cost_of(optimizer: torch.optim.Optimizer, notes: list[str], library: Library | None = None) -> OptimizerCost:
+    """What one optimizer needs, by its class and its parameter groups; what is assumed is added to `notes`.
+
+    A class of `torch.optim`, or one that inherits its `step`, is rehearsed. Of any other the state that it has made is
+    counted; where it has made none yet, two tensors per parameter are assumed. What it has made for parameters that
+    were trained and are not any more, it keeps.
+    """
+    name = type(optimizer).__name__
+    kind = _torch_base(type(optimizer))
+    gpu = any(p.device.type != "cpu" for p in _parameters(optimizer))
+    if kind is not None and not by_formula(kind.__name__):
+        groups = [{**group, "params": sizes_of(_trained(group["params"]))} for group in optimizer.param_groups]
+        try:
+            state, step = rehearse(kind, groups, gpu=gpu, library=library)
+            state += _made(optimizer, frozen=True)
+            return OptimizerCost(name.lower(), state, step, f"rehearsed torch.optim.{kind.__name__}")
+        except Exception as error:  # noqa: BLE001  # a class that cannot be rehearsed is counted another way
+            notes.append(f"optimizer {name} could not be rehearsed: {' '.join(str(error).split())[:120]}")
+    sizes = sizes_of(_trained(_parameters(optimizer)))
+    if by_formula(name):
+        return cost(name, sizes, gpu=gpu, settings=optimizer.param_groups[0])
+    state, source = _made(optimizer), "the state that it has made"
+    if not state:
+        state, source = _GUESSED_STATES * sum(p.nbytes for p in sizes), "assumed"
+        notes.append(f"optimizer {name} is in no table: {_GUESSED_STATES} tensors of state per parameter are assumed")
+    return OptimizerCost(name.lower(), state, _guessed_step(sizes, gpu), source)
+
+
+def _guessed_step(sizes: Sequence[ParameterSize], gpu: bool) -> int:
+    """Twice the largest parameter, or on a GPU all of them once, as the Adam family needs."""
+    each = [p.nbytes for p in sizes]
+    return sum(each) if gpu else 2 * max(each, default=0)
+
+
+def _live() -> list[torch.optim.Optimizer]:
+    """All optimizers that the garbage collector tracks.
+
+    An object refers to its class, so that the collector finds them in one walk of its own, in a third of the time that
+    a loop over `gc.get_objects()` takes. What `gc.freeze` has hidden is not seen either way.
+    """
+    classes: dict[type, None] = {}
+    more: list[type] = [torch.optim.Optimizer]
+    while more:
+        kind = more.pop()
+        classes[kind] = None
+        more += type.__subclasses__(kind)
+    # `type`, not `isinstance`: that asks `__class__`, which objects of others may answer with side effects.
+    return [o for o in gc.get_referrers(*classes) if type(o) in classes]
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    groups = getattr(optimizer, "param_groups", None) or []  # one that is being constructed has none yet
+    return [p for group in groups for p in group.get("params", ()) if isinstance(p, Tensor)]
+
+
+def _trained(parameters: Iterable[Tensor]) -> list[Tensor]:
+    return [p for p in parameters if p.requires_grad]
+
+
+def _order(optimizer: torch.optim.Optimizer) -> tuple[str, int, int]:
+    """The same in every process: by class, then by size, never by address."""
+    return type(optimizer).__qualname__, len(_parameters(optimizer)), sum(p.numel() for p in _parameters(optimizer))
+
+
+def _torch_base(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer] | None:
+    """The class of `torch.optim` whose `step` an optimizer runs; None where it is its own."""
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] == "torch" and base is not torch.optim.Optimizer:
+            return base
+        if "step" in vars(base):
+            return None
+    return None
+
+
+def _made(optimizer: torch.optim.Optimizer, frozen: bool = False) -> int:
+    """Bytes of the state that an optimizer has; `frozen`: of parameters alone that are not trained."""
+    storages = {}
+    for parameter, state in optimizer.state.items():
+        if frozen and (not isinstance(parameter, Tensor) or parameter.requires_grad):
+            continue
+        for value in tree_leaves(state):
+            if isinstance(value, Tensor) and (not isinstance(parameter, Tensor) or value.device == parameter.device):
+                storages[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+    return sum(storages.values())
