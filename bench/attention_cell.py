@@ -22,13 +22,23 @@ WARMUP = {"cpu": 1, "cuda": 3}
 
 
 def measure(
-    kind: str, cell: Mapping[str, Any], *, kept: bool, rounds: int, budget_s: float, tolerance: float, seed: int
+    kind: str,
+    cell: Mapping[str, Any],
+    *,
+    kept: bool,
+    rounds: int,
+    budget_s: float,
+    tolerance: float,
+    seed: int,
+    far: float,
+    always: Sequence[str],
 ) -> dict[str, Any]:
     """Time all cases of a cell.
 
     Args:
         kind: `OP` or `GPT`.
         cell: fields of an `OpCell` or a `GPTCell`.
+        far, always: see `compare`.
         kept: on a CPU, with buffers kept by the C library's heap rather than as a fresh process has them.
 
     Returns:
@@ -45,8 +55,9 @@ def measure(
     if OURS in left_out or len(fitting) < 2:
         return {"samples": {}, "stopped": "budget", "left_out": left_out}
     found = compare(
-        fitting, rounds=rounds, budget_s=budget_s, tolerance=tolerance, device=device, warmup=WARMUP[device], seed=seed
-    )
+        fitting, rounds=rounds, budget_s=budget_s, tolerance=tolerance, device=device, warmup=WARMUP[device], seed=seed,
+        far=far, always=always,
+    )  # fmt: skip
     return {"samples": found.samples, "stopped": found.stopped, "left_out": left_out}
 
 

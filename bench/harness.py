@@ -9,6 +9,9 @@ order of the first (A B, then B A), so that drift over a pair falls on all alike
 from the seed. After each pair, from `stats.MIN_ROUNDS` rounds on, it stops when the 95% interval of every ratio is
 narrower than the tolerance (half width at most tolerance / 2); it also stops after `rounds` rounds, or when
 `budget_s` seconds have passed. The stop looks at widths only, never at the ratios, so that it favours no verdict.
+
+Where one case takes as long as ten others, rounds are few. With `far`, a case that was so many times slower than the
+fastest in both rounds of the first pair is out of the running, and left out of the rounds that follow.
 """
 
 from __future__ import annotations
@@ -17,14 +20,14 @@ import gc
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from optpass.bench.clocks import Call, Clock, ClockKind, clock
 from optpass.bench.progress import NoProgress, Progress
 from optpass.bench.result import Row, sample_rows
-from optpass.bench.stats import MIN_ROUNDS, Interval, Verdict, ratio_interval, ratio_of_medians, verdict
+from optpass.bench.stats import MIN_ROUNDS, Interval, Verdict, ratio_interval, ratio_of_medians, together, verdict
 
 T = TypeVar("T")
 
@@ -48,7 +51,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Samples of cases measured in the same rounds, in seconds per call; the first case is the baseline."""
+    """Samples of cases measured in the same rounds, in seconds per call; the first case is the baseline. A case that
+    fell far behind has those of the first rounds alone."""
 
     samples: dict[str, tuple[float, ...]]
     tolerance: float
@@ -63,11 +67,11 @@ class Comparison:
 
     def ratio(self, name: str) -> float:
         """Median of `name` over the baseline's; below 1 it is faster."""
-        return ratio_of_medians(self.samples[self.baseline], self.samples[name])
+        return ratio_of_medians(*together(self.samples[self.baseline], self.samples[name]))
 
     def interval(self, name: str) -> Interval | None:
-        """95% bootstrap interval of `ratio(name)`; None below `stats.MIN_ROUNDS` rounds."""
-        return ratio_interval(self.samples[self.baseline], self.samples[name], seed=self.seed)
+        """95% bootstrap interval of `ratio(name)`; None below `stats.MIN_ROUNDS` rounds that both took part in."""
+        return ratio_interval(*together(self.samples[self.baseline], self.samples[name]), seed=self.seed)
 
     def verdict(self, name: str) -> Verdict:
         """What the interval proves at this tolerance; see `stats.verdict`."""
@@ -89,6 +93,8 @@ def compare(
     warmup: int = WARMUP,
     seed: int = 0,
     progress: Progress | None = None,
+    far: float = math.inf,
+    always: Collection[str] = (),
 ) -> Comparison:
     """Time the cases against the first of them, in this process, as the module's docstring says.
 
@@ -98,6 +104,8 @@ def compare(
         tolerance: ratios within 1 +- tolerance count as the same.
         device: 'cpu', or 'cuda' (timed by CUDA events).
         kind: 'wall', or 'cpu' for processor time of this process and its children.
+        far: cases so many times slower than the fastest are timed in the first pair of rounds alone.
+        always: names of those that are not.
 
     Raises:
         ValueError: no cases, or two of one name.
@@ -112,15 +120,20 @@ def compare(
     calls = {case.name: _prepared(case, size, warmup, told) for case in cases}
     samples: dict[str, list[float]] = {case.name: [] for case in cases}
     stopped: Stopped = "rounds"
+    out: set[str] = set()
     for number, order in schedule(list(calls), max(2, rounds + rounds % 2), seed):
         told.step(f"round {number + 1}", count=1 if number else 0)
         gc.collect()  # the clocks keep the collector out of the samples
         for name in order:
+            if name in out:
+                continue
             call, iterations = calls[name]
             samples[name].append(tick(call, iterations))
         if number % 2 == 0:
             continue  # the pair is not complete
-        if _narrow(samples, tolerance, seed):
+        if number == 1:
+            out = {name for name in _far_behind(samples, far) if name not in always}
+        if _narrow({name: taken for name, taken in samples.items() if name not in out}, tolerance, seed):
             stopped = "narrow"
             break
         if time.monotonic() - begun >= budget_s:
@@ -154,6 +167,14 @@ def _prepared(case: Case, size: Clock, warmup: int, told: Progress) -> tuple[Cal
         size(call, warmup)
     once = max(size(call, 1), 1e-9)
     return call, min(_MAX_ITERATIONS, max(1, math.ceil(MIN_SAMPLE_S / once)))
+
+
+def _far_behind(samples: Mapping[str, Sequence[float]], far: float) -> Iterator[str]:
+    """Cases that took more than `far` times as long as the fastest in every round so far."""
+    fastest = [min(taken) for taken in zip(*samples.values(), strict=True)]
+    for name, taken in samples.items():
+        if all(one > far * best for one, best in zip(taken, fastest, strict=True)):
+            yield name
 
 
 def _narrow(samples: dict[str, list[float]], tolerance: float, seed: int) -> bool:

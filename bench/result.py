@@ -23,6 +23,7 @@ from optpass.bench.stats import (
     median_interval,
     ratio_interval,
     ratio_of_medians,
+    together,
     verdict,
 )
 from optpass.errors import OptPassError
@@ -116,11 +117,11 @@ def sample_rows(
             ci_low=spread.low if spread else None, ci_high=spread.high if spread else None,
         )  # fmt: skip
         if name != names[0]:
-            base = samples[names[0]]
-            interval = ratio_interval(base, own, seed=seed)
+            base, shared = together(samples[names[0]], own)
+            interval = ratio_interval(base, shared, seed=seed)
             row = row.model_copy(
                 update={
-                    "ratio": ratio_of_medians(base, own),
+                    "ratio": ratio_of_medians(base, shared),
                     "ratio_ci": _bounds(interval),
                     "verdict": verdict(interval, tolerance),
                 }

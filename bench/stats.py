@@ -72,6 +72,12 @@ def ratio_interval(baseline: Sequence[float], candidate: Sequence[float], *, see
     return _percentiles(np.median(cand[drawn], axis=1) / np.median(base[drawn], axis=1))
 
 
+def together(one: Sequence[float], other: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
+    """The samples of the rounds that both cases took part in, where one was left out of later ones."""
+    rounds = min(len(one), len(other))
+    return one[:rounds], other[:rounds]
+
+
 def verdict(interval: Interval | None, tolerance: float) -> Verdict:
     """What an interval of the ratio candidate / baseline proves, at tolerance t.
 

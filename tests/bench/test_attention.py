@@ -179,7 +179,7 @@ def test_a_cell_times_all_its_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_cell, "compare", timed)
     monkeypatch.setattr(attention_heap, "keep", lambda: seen.append("kept"))
     cell = dataclasses.asdict(OpCell("float32", 32, True, True, 64, "cpu"))
-    how: dict[str, Any] = {"rounds": 4, "budget_s": 2.0, "tolerance": 0.03, "seed": 1}
+    how: dict[str, Any] = {"rounds": 4, "budget_s": 2.0, "tolerance": 0.03, "seed": 1, "far": 2.0, "always": []}
     answer = attention_cell.measure(attention.OP, cell, kept=True, **how)
     assert answer["stopped"] == "narrow" and not answer["left_out"]
     assert list(answer["samples"]) == [attention.EAGER, attention.ALONE, attention.HAND, attention.OURS]

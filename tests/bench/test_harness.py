@@ -78,6 +78,17 @@ def test_it_stops_when_time_is_over_with_pairs_complete(monkeypatch: pytest.Monk
     assert found.interval("b") is None and found.verdict("b") == "UNCLEAR"
 
 
+def test_what_is_far_behind_is_timed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"slow": [9.0], "kept": [8.0], "a": [1.0, 1.4, 0.7], "b": [1.3, 0.8, 1.0, 1.1], "once": [3.0, 1.0]}
+    _fake_clock(monkeypatch, times)
+    found = compare(_named(*times), rounds=8, far=2.0, always=["kept"])
+    assert {name: len(taken) for name, taken in found.samples.items()} == {
+        "slow": 2, "kept": 8, "a": 8, "b": 8, "once": 8,
+    }  # fmt: skip
+    assert found.interval("a") is None and found.ratio("kept") == pytest.approx(8 / 9)
+    assert [row.case for row in found.rows()] == list(times)
+
+
 @pytest.mark.parametrize("kind", ["wall", "cpu"])
 def test_real_time_tells_slow_from_fast(kind: ClockKind) -> None:
     # Far apart, because a busy machine stretches wall time several times over.

@@ -36,6 +36,7 @@ from optpass.backend.memory.partition.joint import (
 )  # fmt: skip
 from optpass.backend.memory.partition.order import least_peak
 from optpass.backend.memory.partition.outcome import Outcome, plan_of
+from optpass.backend.memory.partition.refusal import refusal
 from optpass.backend.memory.partition.unbounded import refused_where_unbounded
 from optpass.backend.memory.plans.allot import light
 from optpass.backend.memory.plans.searches import SEARCHES, beneath, least_held
@@ -43,9 +44,7 @@ from optpass.backend.memory.replay.replay import Executor, StepReplay, replay_st
 from optpass.backend.memory.replay.tail import NO_TAIL, Tail
 from optpass.errors import BudgetInfeasibleError
 from optpass.passes.devices import DeviceSpec
-from optpass.passes.memory.describe import live_at_peak, tensor_of
 from optpass.passes.memory.emit import rewrite
-from optpass.passes.memory.infeasible import explain_infeasible, smaller_batch, standard_helps
 from optpass.passes.memory.plan import Ledger, MemoryPlan
 from optpass.passes.memory.problem import Problem, reads_of_changed_inputs
 from optpass.passes.memory.search.schedule import State, Timeline
@@ -204,6 +203,7 @@ class BudgetPartitioner:
             base = base or self._replayed_default(joint, default, kwargs)  # the search may be wrong about this step
             least = min(found.peak - relief, self._needed(base))
             if least > room or self.at_optimizer > self.budget.bytes:
+                least = max(least, self._beside_more(search, lambda timeline: carry_out(timeline, settings[0])))
                 floor = self.budget.statics.total + ENGINE_BYTES + least
                 raise self._infeasible(search, found.timeline, found.replay, floor, relief)
             return None
@@ -227,6 +227,15 @@ class BudgetPartitioner:
     def _needed(self, base: StepReplay) -> int:
         """Bytes above the statics that the step needs with a plan."""
         return max(base.peak_bytes, base.handed_bytes + self.budget.follow if self.budget.follow else 0)
+
+    def _beside_more(self, search: Search, carry_out: Callable[[Timeline], Trial]) -> int:
+        """The least that the graph needs beside the runs of itself that its caller's code says are to come; of a loop
+        nobody knows how many."""
+        more = self.budget.to_come
+        if not 0 < more < LOOP:
+            return 0
+        trial = carry_out(light(search, more))
+        return trial.peak + more * trial.replay.handed_bytes
 
     def _offered(self, search: Search, carry_out: Callable[[Timeline], Trial], room: int) -> Trial | None:
         """The plan that was chosen for the step as a whole, if this is the graph that it was chosen for and it fits;
@@ -289,17 +298,6 @@ class BudgetPartitioner:
     def _infeasible(
         self, search: Search, timeline: Timeline, replay: StepReplay, floor: int, relief: int = 0
     ) -> BudgetInfeasibleError:
-        budget, plan = self.budget, self._described(search, timeline, replay)
-        live, _ = live_at_peak(search.schedule, timeline)
-        largest = [tensor_of(search.problem.storages[s]) for s in live]
-        floor = max(floor, self.at_optimizer)
-        held = replace(plan.ledger, activations=max(0, plan.ledger.activations - relief))
-        fixed = max(held.parameters + held.gradients + held.optimizer + held.buffers, budget.at_optimizer - held.inputs)
-        smaller = smaller_batch(budget.batch, floor, fixed, budget.bytes)
-        helps = standard_helps(held, trained_itemsize=budget.trained_itemsize, optimizer=budget.optimizer)
-        helps = [smaller, *helps] if smaller is not None else helps
-        held_on = max(floor, budget.statics.total + budget.to_accumulate + ENGINE_BYTES + replay.peak_bytes - relief)
-        error = explain_infeasible(
-            budget.bytes, floor, held, largest, helps, budget.where, accumulating=held_on, not_seen=self._not_seen
-        )
-        return parts.passed_through(error)
+        plan = self._described(search, timeline, replay)
+        return refusal(self.budget, search, timeline, replay, plan.ledger, max(floor, self.at_optimizer), relief,
+                       self._not_seen)  # fmt: skip

@@ -97,7 +97,7 @@ class _Lowering:
             return self._closed(node)
         try:
             args, kwargs = self._materialise((node.args, node.kwargs))
-        except _NoTensor:
+        except nodes.NoTensor:
             return self._closed(node)
         if name == "dropout":
             return self._dropout(node, args, kwargs)
@@ -228,8 +228,7 @@ class _Lowering:
             full = [list(result.shape), number, result.dtype, torch.strided, result.device, False]
             self._new(result, op=torch.ops.aten.full.default, args=tuple(full))
             return
-        with Recorder(self):
-            op, arguments = part_values.filled(op, arguments, self._current)
+        op, arguments = self._filled(op, arguments)
         outputs = result if isinstance(result, (tuple, list)) else (result,)
         for index, tensor in enumerate(outputs):
             if isinstance(tensor, torch.Tensor) and id(tensor) not in {id(t) for t in calls.tensors(filled)}:
@@ -243,8 +242,7 @@ class _Lowering:
             self._wrote(calls.storage_of(target), self.node)
         if functional is None:
             return
-        with Recorder(self):
-            form, args = part_values.filled(functional, arguments[: len(functional._schema.arguments)], self._current)
+        form, args = self._filled(functional, arguments[: len(functional._schema.arguments)])
         value = self._new(first, op=form, args=args)
         for other in {id(t): t for t in self.kept[value.storage]}.values():
             if other is not first and calls.same_place(other, first):  # by another name (`x.view_as(x)`, a second `to`)
@@ -254,6 +252,10 @@ class _Lowering:
             if self.known.get(id(other)) is value:
                 self._stands(value, other)
         self._written_in_part(op, arguments)
+
+    def _filled(self, op: Any, arguments: Any) -> Any:
+        with Recorder(self) if part_values.fills(op) else contextlib.nullcontext():  # entering takes its time
+            return part_values.filled(op, arguments, self._current)
 
     def _written_in_part(self, op: Any, arguments: Any) -> None:
         """The whole of which a part was written to, as far as it is known what it has become."""
@@ -290,10 +292,6 @@ class _Lowering:
         if found is None and not isinstance(node.meta.get("example_value"), torch.Tensor):
             example = node.meta.get("example_value")
             if example is None and nodes.function_name(node) not in nodes.STATE:
-                raise _NoTensor
+                raise nodes.NoTensor
             return example
         return map_values(found, lambda v: v.tensor)
-
-
-class _NoTensor(Exception):
-    """An argument of a node is nothing that can be run on fake tensors."""

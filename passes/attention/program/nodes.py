@@ -29,6 +29,10 @@ RESIZES = frozenset("resize_ resize_as_ as_strided_ set_".split())
 _PRODUCT_WORDS = ("matmul", "bmm", "mm", "einsum", "linear", "attention", "mv", "dot")
 
 
+class NoTensor(Exception):
+    """An argument of a node is nothing that can be run on fake tensors."""
+
+
 def function_name(node: fx.Node) -> str:
     """Name of the function that a node calls; '' where it calls none."""
     return str(getattr(node.target, "__name__", node.target)) if node.op == "call_function" else ""

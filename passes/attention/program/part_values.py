@@ -26,6 +26,7 @@ Change = tuple[Any, tuple[Any, ...]]
 _RESHAPES = frozenset({"view", "_unsafe_view", "reshape", "unsqueeze", "squeeze"})
 _MOVES = frozenset({"permute", "transpose"})
 _SAME = frozenset({"clone", "alias", "contiguous"})
+_FILLS = frozenset({"copy", "index_put", "index_fill"})
 
 
 def changes(part: Part, op: Any, arguments: Sequence[Any], current: Current) -> list[Change]:
@@ -55,6 +56,11 @@ def changes(part: Part, op: Any, arguments: Sequence[Any], current: Current) -> 
     return [(torch.ops.aten.add.Tensor, (current(_beside(part, t.tensor, view)), t.alpha)) for t in added]
 
 
+def fills(op: Any) -> bool:
+    """Whether `filled` may see something else in an operation."""
+    return op._schema.name.rpartition("::")[2] in _FILLS
+
+
 def filled(op: Any, arguments: tuple[Any, ...], current: Current) -> Change:
     """`scores[:, :, i, j] = number` for integers i and j as a fill at a mask, a copy over all of a tensor as what is
     copied; any other operation as it is."""
@@ -62,7 +68,7 @@ def filled(op: Any, arguments: tuple[Any, ...], current: Current) -> Change:
     if name == "copy" and isinstance(made := arguments[1], Value):
         alike = made.dtype == arguments[0].dtype and str(made.shape) == str(arguments[0].shape)
         return (torch.ops.aten.clone.default, (made, None)) if alike else (op, arguments)
-    fill = _at_indices(name, arguments, current) if name in ("index_put", "index_fill") else None
+    fill = _at_indices(name, arguments, current) if name in _FILLS else None
     return (op, arguments) if fill is None else (fill[0], (arguments[0], *fill[1]))
 
 
