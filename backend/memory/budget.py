@@ -20,6 +20,7 @@ class Budget:
         bytes: the budget of the step, everything counted.
         statics: what is there throughout the step.
         at_optimizer: peak while the optimizer steps, which no plan changes; bytes, all counted.
+        ahead: the same while a graph without gradients runs that comes before it in the step, such as a teacher.
         optimizer: its name, for messages.
         trained_itemsize: bytes per element of most parameters.
         shared: more graphs follow in the same step, or calls of it, which nobody has seen yet: what can be is left to
@@ -44,6 +45,7 @@ class Budget:
     bytes: int
     statics: Ledger
     at_optimizer: int = 0
+    ahead: int = 0
     optimizer: str = "none"
     trained_itemsize: int = 4
     shared: bool = False

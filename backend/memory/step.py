@@ -18,7 +18,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from optpass.backend import compat
 from optpass.backend.compat.memory_autograd import is_checkpointed
 from optpass.backend.compat.memory_calls import calls_to_come
-from optpass.backend.memory.budget import Budget
+from optpass.backend.memory.budget import ENGINE_BYTES, Budget
 from optpass.backend.memory.eager.caller import held_in_call
 from optpass.backend.memory.eager.held import held_upstream
 from optpass.backend.memory.measure import storage_bytes
@@ -168,11 +168,14 @@ def budget_of(
         inputs=inputs + max(expected.beside, _bytes_of_held(tensors, known, saved)),
         activations=outside + eager - inputs,
     )
-    at_optimizer = statics.total - statics.gradients - statics.activations + size + optimizer.stepping
+    throughout = statics.total - statics.gradients - statics.activations
+    at_optimizer = throughout + size + optimizer.stepping
+    ahead = max((throughout + one.needed(0) for one in STEPS.ahead(tensors.inputs)), default=0)
     return Budget(
         bytes=total,
         statics=statics,
         at_optimizer=at_optimizer,
+        ahead=ahead + ENGINE_BYTES if ahead else 0,
         optimizer=optimizer.name,
         trained_itemsize=itemsize,
         shared=more_follow or expected.crowded or to_come > 0,

@@ -87,7 +87,7 @@ class BudgetPartitioner:
         self.relief: Callable[[], int] = lambda: 0  #: bytes that other graphs can hold less of from the next step on
         self.sizes: list[Any] | None = None  #: symbolic sizes of the graph's tensors; None where the caches answered
         self.tail = budget.tail or NO_TAIL  #: what happens between forward and backward, as the plan has it
-        self.at_optimizer = budget.at_optimizer  #: with the outputs that the caller is taken to hold
+        self.at_optimizer = budget.at_optimizer  #: with outputs that the caller is taken to hold; or ahead of the step
         self.counted = 0  #: peak of the plan as the search counts it
         self._lowered: dict[bool, Any] = {}
         self._default_peak: int | None = None  #: of the default plan, above the statics, where it was replayed
@@ -118,9 +118,9 @@ class BudgetPartitioner:
         if self.budget.apart is not None and loss_is_outside(joint):
             self.budget = replace(self.budget, shared=True)
         self._not_seen = not_seen(joint, self.budget)
-        given, assumed = self.budget.statics, self._assumed(joint)
+        given, ahead, assumed = self.budget.statics, self.budget.ahead, self._assumed(joint)
         for tail, more in assumed:
-            self.budget = replace(self.budget, statics=given.plus(more))
+            self.budget = replace(self.budget, statics=given.plus(more), ahead=ahead and ahead + more.inputs)
             try:
                 return self._planned(joint, default, tail, kwargs)
             except BudgetInfeasibleError as error:  # what nobody has seen may need less than what is likely
@@ -155,6 +155,7 @@ class BudgetPartitioner:
         if tail.holds_outputs and not self.budget.settled:
             sizes = [problem.storages[s].bytes for s in problem.forward_outputs]
             self.at_optimizer += sum(size for size in sizes if size > ENGINE_BYTES // 4)  # numbers are an optimizer's
+        self.at_optimizer = max(self.at_optimizer, self.budget.ahead)
         room = self.budget.bytes - self.budget.statics.total - ENGINE_BYTES
         self.search = search = Search(problem, known=SEARCHES)
         with indices_kept() if self.executor == "inductor" else contextlib.nullcontext():

@@ -72,6 +72,8 @@ class Leaf:
         kept_outputs: bytes of those that were, at most.
         left: bytes of outputs, and of what was made of them, that the caller held then, as when an optimizer steps.
         old: bytes of outputs of earlier runs that the caller still holds in its forward, at most.
+        ahead: bytes, beside parameters, buffers and optimizer state, while a graph without gradients runs that comes
+            before it in the step, such as a teacher.
         stepping: bytes that a compiled step of an optimizer takes which trains it; None where none was seen.
         keeps_graph: a backward was asked to keep what it has saved, for another one; None once that was said.
         runs: calls with gradients.
@@ -105,6 +107,7 @@ class Leaf:
     kept_outputs: int = 0
     left: int = 0
     old: int = 0
+    ahead: int = 0
     stepping: int | None = None
     keeps_graph: bool | None = False
     retained: int = 0
@@ -135,7 +138,7 @@ class Leaf:
         self.keeps_outputs, self.kept_outputs = leaf.keeps_outputs, leaf.kept_outputs
         self.since_loss, self.left, self.keeps_graph = leaf.since_loss, leaf.left, leaf.keeps_graph
         self.seen_at, self.beside, self.again, self.stepping = leaf.seen_at, leaf.beside, leaf.again, leaf.stepping
-        self.given, self.old = leaf.given, leaf.old
+        self.given, self.old, self.ahead = leaf.given, leaf.old, leaf.ahead
 
     def see(self, loss: EagerLoss, retained: bool) -> None:
         """Take in a loss that was seen, of which the situations have what it needs beside what they hold. Where the

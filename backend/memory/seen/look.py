@@ -13,12 +13,52 @@ from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.compat.memory_backward import Held
 from optpass.backend.memory.budget import ENGINE_BYTES
 from optpass.backend.memory.eager.caller import held_in_backward
-from optpass.backend.memory.eager.held import due, held_in
+from optpass.backend.memory.eager.held import due, held_in, pending
 from optpass.backend.memory.eager.part import EagerLoss, loss_of
 from optpass.backend.memory.seen.leaves import Leaf, Stores, own_of, parameters_of
 from optpass.backend.memory.seen.run import Run
+from optpass.backend.memory.seen.situation import Beside
+from optpass.backend.memory.seen.ungraded import Lent
 from optpass.backend.memory.seen.watch import Watch
 from optpass.passes.memory.optimizers.search import states_of
+
+
+def others_of(live: Sequence[Run], run: Run | None = None) -> frozenset[tuple[Leaf, int]]:
+    """The runs that wait for their backward, beside `run`."""
+    return frozenset(Counter(r.leaf for r in live if r is not run).items())
+
+
+def note(
+    run: Run, running: autograd.RunningBackward | None, live: Sequence[Run], watch: Watch, known: Mapping[int, Held],
+    lent: Lent, step: Sequence[Leaf],
+) -> None:  # fmt: skip
+    """Note what is beside a run whose backward is about to begin; arguments as for `loss_behind` and `beside`."""
+    leaf = run.leaf.latest()
+    before, loss, made = leaf.loss, EagerLoss(), 0
+    waiting, saved = (0, []) if running is None else pending(running.roots, run.node())
+    if running is not None:
+        loss, made = loss_behind(run, running, saved, live, watch, known, step)
+    gradients, other, outputs = beside(run, running, saved, live, lent.stores, step)
+    gradients, gone = gradients + run.gone(), outputs[0] + run.gone()
+    # Of what is there now, gradients that wait and those of the loss's parameters were not there in its forward,
+    # and are part of what was seen in its backward.
+    there, since = gradients + other - made, loss.kept_bytes - gone
+    situation = leaf.situations.setdefault(others_of(live, run), Beside())
+    situation.gone, situation.handed_on = outputs
+    behind = there + since + loss.backward_bytes if loss.backward_bytes else 0
+    # Outputs that had gone before its forward are not there in it, and what is gone behind the loss is less.
+    early = min(run.gone_before, other, gone)
+    in_loss = max(there - early + loss.forward_bytes, run.behind + run.behind_saved)
+    news = situation.widen(gradients, other - early + waiting, since + early, in_loss, behind)
+    if loss.backward_bytes < before.backward_bytes and leaf.seen_at:
+        loss = replace(loss, timeline=before.timeline)
+    else:
+        leaf.seen_at = run.shapes
+    leaf.see(loss, running is not None and running.keeps)
+    leaf.inputs_there = max(leaf.inputs_there, leaf.inputs_now())
+    ran = lent.needed_ahead(_given_to(live), known, other) if lent.ahead else 0
+    leaf.news |= news or leaf.loss != before or ran > leaf.ahead
+    leaf.ahead = max(leaf.ahead, ran)
 
 
 def loss_behind(
@@ -93,6 +133,17 @@ def loss_behind(
     gradients = watch.gradients(found.leaves)
     backward = max(0, seen - watch.among(there)) + waits
     return replace(found, kept_bytes=kept, backward_bytes=backward), gradients
+
+
+def _given_to(runs: Sequence[Run]) -> Stores:
+    """What graphs were given, parameters and buffers aside."""
+    given = Stores()
+    for run in runs:
+        given.update(run.inputs)
+    for run in runs:
+        given.drop(Stores(p for ref in run.parameters if (p := ref()) is not None))
+        given.drop(run.leaf.buffers)
+    return given
 
 
 def _kept_outputs(run: Run, node: Any) -> int:

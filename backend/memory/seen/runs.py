@@ -10,26 +10,22 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.compat.memory_backward import Held, held_by_nodes, untraced, watch_backwards
-from optpass.backend.memory.eager.held import held_upstream, pending
+from optpass.backend.memory.eager.held import held_upstream
 from optpass.backend.memory.eager.inside import temporaries_of
-from optpass.backend.memory.eager.part import EagerLoss
 from optpass.backend.memory.eager.timeline import Shapes
 from optpass.backend.memory.seen.chains import Chains
 from optpass.backend.memory.seen.expected import alike, shapes_of
 from optpass.backend.memory.seen.leaves import Leaf, Stores, parameters_of
-from optpass.backend.memory.seen.look import beside, loss_behind
+from optpass.backend.memory.seen.look import beside, note, others_of
 from optpass.backend.memory.seen.run import Run, note_held, own_storages
-from optpass.backend.memory.seen.situation import Beside
-from optpass.backend.memory.seen.ungraded import Lent, note_stepping
+from optpass.backend.memory.seen.ungraded import Ahead, Lent, ahead_of, note_stepping
 from optpass.backend.memory.seen.watch import Watch
 from optpass.errors import BudgetInfeasibleError
 
@@ -73,6 +69,12 @@ class Steps:
         """What graphs have read and returned that ran without gradients since the last backward, as a teacher's do."""
         with self._lock:
             return self._lent.lately()
+
+    def ahead(self, inputs: Sequence[torch.Tensor]) -> list[Ahead]:
+        """Graphs without gradients that ran just before the one that is given `inputs`, for the same step."""
+        with self._lock:
+            given = Stores(inputs)
+            return [one for one in self._lent.about_to_step() if one.is_of_step(given, given)]
 
     def waiting(self) -> list[Leaf]:
         """The leaves of the runs that wait for their backward, one that runs several times as often."""
@@ -122,6 +124,7 @@ class Steps:
             if self._live and not self._after_backward:
                 return
             self._after_backward = False
+            self._lent.step()
             if self._chains.waits:
                 return
             steps, old = self._chains.steps_of(origin), self._chains.returned()
@@ -185,17 +188,13 @@ class Steps:
         return True
 
     def _looks_at(self, leaf: Leaf) -> bool:
-        beside = leaf.situations.get(self._others())
+        beside = leaf.situations.get(others_of(self._live))
         alone = not self._live and all(
             other.origin is leaf.origin for other in self._chains.under_way()
         )  # of this step
         # Micro-batches that the caller holds are all there in each of their steps, and are known when they have run.
         more = sum(leaf.inputs.alive().values()) > leaf.inputs_seen
         return more or beside is None or beside.times < (LOOKS_ALONE if alone else LOOKS)
-
-    def _others(self, run: Run | None = None) -> frozenset[tuple[Leaf, int]]:
-        """The runs that wait for their backward, beside `run`."""
-        return frozenset(Counter(r.leaf for r in self._live if r is not run).items())
 
     def lend(self, args: Sequence[Any], result: Any, needs: Callable[[], int] | None = None) -> None:
         """A graph has run without gradients: what the caller holds of it is there in the step, too.
@@ -209,6 +208,8 @@ class Steps:
             if needs is not None:
                 self._sweep()
                 run = self._live[-1] if self._live else None
+                if run is None:
+                    self._lent.run_ahead(ahead_of(self._chains.leaves(), args, result, needs))
                 if run is None and needs not in self._asked:
                     self._asked.add(needs)
                     note_stepping(self._chains.leaves(), args, needs)
@@ -258,40 +259,11 @@ class Steps:
             self._after_backward = True
             self._lent.begin()
             if run.looked_at:
-                self._look(run, running)
+                note(run, running, self._live, self._watch, self._known, self._lent, self._chains.under_way())
             self._chains.note_returned(run.outputs, run.inputs)
             if running is None or not running.keeps:
                 run.done = True
             self._sweep()
-
-    def _look(self, run: Run, running: autograd.RunningBackward | None) -> None:
-        """Note what is beside a run whose backward is about to begin."""
-        leaf = run.leaf.latest()
-        before, loss, made = leaf.loss, EagerLoss(), 0
-        waiting, saved = (0, []) if running is None else pending(running.roots, run.node())
-        if running is not None:
-            loss, made = loss_behind(
-                run, running, saved, self._live, self._watch, self._known, self._chains.under_way()
-            )
-        gradients, other, outputs = beside(run, running, saved, self._live, self._lent.stores, self._chains.under_way())
-        gradients, gone = gradients + run.gone(), outputs[0] + run.gone()
-        # Of what is there now, gradients that wait and those of the loss's parameters were not there in its forward,
-        # and are part of what was seen in its backward.
-        there, since = gradients + other - made, loss.kept_bytes - gone
-        situation = leaf.situations.setdefault(self._others(run), Beside())
-        situation.gone, situation.handed_on = outputs
-        behind = there + since + loss.backward_bytes if loss.backward_bytes else 0
-        # Outputs that had gone before its forward are not there in it, and what is gone behind the loss is less.
-        early = min(run.gone_before, other, gone)
-        in_loss = max(there - early + loss.forward_bytes, run.behind + run.behind_saved)
-        news = situation.widen(gradients, other - early + waiting, since + early, in_loss, behind)
-        if loss.backward_bytes < before.backward_bytes and leaf.seen_at:
-            loss = replace(loss, timeline=before.timeline)
-        else:
-            leaf.seen_at = run.shapes
-        leaf.see(loss, running is not None and running.keeps)
-        leaf.inputs_there = max(leaf.inputs_there, leaf.inputs_now())
-        leaf.news |= news or leaf.loss != before
 
     def _sweep(self) -> None:
         live = [run for run in self._live if not run.is_over()]

@@ -1,9 +1,11 @@
-"""What a compiled graph needs while it runs without gradients, as a teacher does between a forward and its backward."""
+"""What a compiled graph needs while it runs without gradients, as a teacher does before the graph that it teaches, or
+between its forward and its backward."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,11 +13,48 @@ from torch import fx
 
 from optpass.backend import compat
 from optpass.backend.capture import Source
+from optpass.backend.compat.memory_backward import Held
 from optpass.backend.memory.replay.replay import Executor, replay_graph, replay_inductor
 from optpass.backend.memory.seen.leaves import Leaf, Stores, parameters_of
 from optpass.reporting import store
 
 log = logging.getLogger(__name__)
+
+#: Graphs without gradients that are kept in mind before a step begins.
+MOST_AHEAD = 8
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """A graph that ran without gradients while no other waited for its backward: of the step that begins behind it, as
+    a teacher is, or of none, as an evaluation.
+
+    Attributes:
+        given, made: what it was given and what it returned.
+        gradients: bytes of those that were there.
+        needs: bytes that it needed beside what it was given, with what it returned.
+    """
+
+    given: Stores
+    made: Stores
+    gradients: int
+    needs: Callable[[], int]
+
+    def is_of_step(self, inputs: Stores, read: Stores) -> bool:
+        """Whether it ran for a step: on what a graph of it is given, parameters and buffers aside, or for what such a
+        graph or its loss reads.
+
+        Args:
+            inputs: what graphs of the step are given.
+            read: that and what operators of its eager part have saved.
+        """
+        return any(inputs.has(storage) for storage in self.given.storages()) or any(
+            read.has(storage) for storage in self.made.storages()
+        )
+
+    def needed(self, there: int) -> int:
+        """Bytes while it ran, where `there` bytes are there in the step, what it returned and no gradients included."""
+        return there - sum(self.made.alive().values()) + self.gradients + self.needs()
 
 
 class Lent:
@@ -27,6 +66,8 @@ class Lent:
 
     def __init__(self) -> None:
         self.stores, self._lately = Stores(), Stores()
+        self.ahead: list[Ahead] = []  #: of the step that has begun
+        self._waiting: list[Ahead] = []  #: since the last step has
 
     def add(self, values: Any) -> None:
         """Take in the tensors of a nest of values."""
@@ -34,6 +75,31 @@ class Lent:
         for stores in (self.stores, self._lately):
             stores.prune()
             stores.add(tensors)
+
+    def run_ahead(self, one: Ahead) -> None:
+        """A graph has run while no other waits for its backward."""
+        self._waiting = [*self._waiting, one][-MOST_AHEAD:]  # an evaluation has many batches
+
+    def step(self) -> None:
+        """A step, or a micro-batch of it, begins."""
+        self.ahead, self._waiting = self._waiting, []
+
+    def about_to_step(self) -> list[Ahead]:
+        """What ran ahead of the graph that is being compiled."""
+        return [*self.ahead, *self._waiting]
+
+    def needed_ahead(self, inputs: Stores, known: Mapping[int, Held], there: int) -> int:
+        """Bytes that were there, parameters and the like aside, while graphs ran ahead of the step; 0 without any.
+
+        Args:
+            inputs: what graphs of the step are given, parameters and buffers aside.
+            known: what nodes of the eager part hold.
+            there: bytes that are there in the step beside the graphs.
+        """
+        read = Stores()
+        read.update(inputs)
+        read.keep((one.key, one.storage) for nodes in known.values() for one in nodes.outside)
+        return max((one.needed(there) for one in self.ahead if one.is_of_step(inputs, read)), default=0)
 
     def begin(self) -> None:
         """A backward begins, or a step has failed."""
@@ -44,6 +110,14 @@ class Lent:
         found = Stores()
         found.update(self._lately)
         return found
+
+
+def ahead_of(leaves: Iterable[Leaf], args: Sequence[Any], result: Any, needs: Callable[[], int]) -> Ahead:
+    """A graph without gradients has run on `args`, before a step of `leaves` if those are what runs next."""
+    given = Stores(t for t in args if isinstance(t, torch.Tensor) and not isinstance(t, torch.nn.Parameter))
+    made = Stores(t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor))
+    gradients = Stores(p.grad for p in parameters_of(leaves) if p.grad is not None)
+    return Ahead(given, made, sum(gradients.alive().values()), needs)
 
 
 def note_stepping(leaves: Iterable[Leaf], args: Sequence[Any], needs: Callable[[], int]) -> None:

@@ -35,11 +35,13 @@ USED = 0.95
 
 @dataclass
 class Step:
-    """A step as it was seen: its leaves, the bytes that are always there, the bounds, and the plans in force."""
+    """A step as it was seen: its leaves, the bytes always there, all of those while the optimizer steps and while
+    graphs without gradients run ahead of it, the bounds, and the plans in force."""
 
     leaves: list[Leaf]
     always: Ledger
     at_optimizer: int
+    ahead: int
     optimizer: str
     bounds: list[Bound]
     present: list[Choice]
@@ -69,6 +71,8 @@ def settle(leaves: Sequence[Leaf]) -> None:
     step = _seen(planned)
     words.warn_of_the_optimizer(step)
     _predict_anew(step)
+    if step.ahead > min(leaf.partitioner.budget.bytes for leaf in step.leaves):
+        raise words.too_much_ahead(step)
     worst = excess(step.present, step.bounds)
     again = any(choice.seconds > 0 for choice in step.present)
     used = max((total(step.present, b) / b.limit for b in step.bounds), default=1.0)
@@ -113,13 +117,14 @@ def _as_before(leaf: Leaf) -> Share:
 def _predict_anew(step: Step) -> None:
     """What the plans in force need, and the least and the most that plans of this step do, now that the rest of it is
     known."""
-    floor, top = (max(figure + ENGINE_BYTES, step.at_optimizer) for figure in _ends(step))
+    apart = max(step.at_optimizer, step.ahead)
+    floor, top = (max(figure + ENGINE_BYTES, apart) for figure in _ends(step))
     for i, leaf in enumerate(step.leaves):
         most = max((total(step.present, bound) for bound in step.bounds if bound.graph == i), default=0)
         plan = leaf.partitioner.outcome.plan
         if plan is not None and len(step.bounds) == 1:  # a budget is to compile before its loss was seen, too
             floor = min(max(floor, plan.floor_bytes), top)
-        predict_anew(leaf.partitioner, max(most + ENGINE_BYTES, step.at_optimizer), floor, top)
+        predict_anew(leaf.partitioner, max(most + ENGINE_BYTES, apart), floor, top)
 
 
 def _ends(step: Step) -> tuple[int, int]:
@@ -173,7 +178,9 @@ def _seen(leaves: Sequence[Leaf]) -> Step:
     left = max((leaf.left for leaf in leaves), default=0)
     compiled = [leaf.stepping + ENGINE_BYTES for leaf in leaves if leaf.stepping is not None]  # and a few numbers
     at_optimizer = always.total + inputs + left + trained + max(compiled, default=optimizer.stepping)
-    return Step(leaves, always, at_optimizer, optimizer.name, bounds, present)
+    ran = max((leaf.ahead for leaf in leaves), default=0)
+    ahead = always.total + ran + ENGINE_BYTES if ran else 0
+    return Step(leaves, always, at_optimizer, ahead, optimizer.name, bounds, present)
 
 
 def _choices(step: Step, *, brief: bool = False) -> list[list[Choice]]:
@@ -201,7 +208,8 @@ def _share(step: Step, index: int, chosen: Sequence[Choice]) -> Share:
     search, frozen = leaf.partitioner.search, plan.state
     state = None if search is None or frozen is None else (len(search.problem.operations), frozen)
     tail = leaf.tail(since_loss=since, loss=at_peak.loss)
-    return Share(statics, tail, 0 if leaf.again else follow, step.at_optimizer, step.optimizer, state)
+    apart = max(step.at_optimizer, step.ahead)
+    return Share(statics, tail, 0 if leaf.again else follow, apart, step.optimizer, state)
 
 
 def _waits(step: Step, index: int) -> bool:

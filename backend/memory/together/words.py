@@ -76,6 +76,17 @@ def warn_of_the_optimizer(step: Step) -> None:
         store.current().warn(text)
 
 
+def too_much_ahead(step: Step) -> BudgetInfeasibleError:
+    """A graph without gradients that runs for the step needs more than the budget, which no plan of it changes."""
+    least = min((leaf.partitioner.budget for leaf in step.leaves), key=lambda budget: budget.bytes)
+    text = (
+        f"{least.where}: a graph that runs without gradients for this step, ahead of its forward, needs {step.ahead} "
+        f"bytes ({format_bytes(step.ahead)}) with what is there beside it, budget {least.bytes} bytes. Run it on parts "
+        "of the batch, or use a smaller micro-batch."
+    )
+    return BudgetInfeasibleError(text, floor_bytes=step.ahead, budget_bytes=least.bytes)
+
+
 def infeasible(step: Step, chosen: Sequence[Choice], over: int) -> BudgetInfeasibleError:
     """No plans fit: how far the least of them is over, and what needs how much."""
     worst = max(step.bounds, key=lambda b: total(chosen, b) - b.limit)

@@ -1,11 +1,16 @@
-"""Graphs that run without gradients while others wait for their backward: a teacher, a frozen judge of outputs."""
+"""Graphs that run without gradients in a step: a teacher, a frozen judge of outputs, an encoder."""
 
 from __future__ import annotations
+
+import copy
+import gc
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+import optpass
 
 ROWS, WIDTH, WIDE = 128, 32, 640
 
@@ -46,6 +51,76 @@ def taught(call):
         return found
 
     return step, (model, teacher), (given,)
+
+
+def taught_first(call):
+    """A wide teacher runs before the forward of its student, and needs more than the step behind it."""
+    model, teacher, given = network(), network(2 * WIDE).eval(), torch.randn(4 * ROWS, WIDTH)
+    compiled, teaching = call(model), call(teacher)
+
+    def step():
+        with torch.no_grad():
+            target = teaching(given)
+        F.l1_loss(compiled(given), target).backward()
+        found = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        return found
+
+    return step, (model, teacher), (given,)
+
+
+def encoded(call):
+    """A frozen encoder runs on a batch of its own; what it returns is what the graph is given."""
+    model, encoder, batch = network(), network(2 * WIDE).eval(), torch.randn(4 * ROWS, WIDTH)
+    compiled, encoding = call(model), call(encoder)
+
+    def step():
+        with torch.no_grad():
+            given = encoding(batch)
+        compiled(given).square().mean().backward()
+        found = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        return found
+
+    return step, (model, encoder), (batch,)
+
+
+def evaluated(call):
+    """Between two steps the model is evaluated on more than it is trained on, which is no part of a step."""
+    model, given, more = network(), torch.randn(ROWS, WIDTH), torch.randn(64 * ROWS, WIDTH)
+    compiled, evaluating = call(model), call(copy.deepcopy(model).eval())
+
+    def step():
+        compiled(given).square().mean().backward()
+        found = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        with torch.no_grad():
+            evaluating(more).mean().item()
+        return found
+
+    return step, (model,), (given,)
+
+
+@pytest.mark.parametrize("program", [taught_first, encoded])
+def test_what_runs_ahead_of_a_step_is_part_of_it(program, steps):
+    """Of no plan's choosing: a budget below it is refused, in the first step where it has run before."""
+    peak, results, predicted, _ = steps.measured(program, 10**10)
+    assert abs(predicted - peak) <= 0.001 * peak
+    least, same, predicted, _ = steps.measured(program, int(1.001 * peak))
+    assert abs(least - peak) <= 0.001 * peak and abs(predicted - peak) <= 0.001 * peak
+    for mine, theirs in zip(results, same, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    with pytest.raises(optpass.BudgetInfeasibleError) as refused:
+        steps.measured(program, int(0.99 * peak), steps=1)
+    assert refused.value.floor_bytes == pytest.approx(peak, rel=0.001)
+    del refused  # its frames hold the step
+    gc.collect()
+
+
+def test_an_evaluation_between_steps_is_no_part_of_one(steps):
+    _, _, predicted, held = steps.measured(evaluated, 10**10)
+    assert predicted < 1.5 * 64 * ROWS * WIDTH * 4 + held  # its batch is there
+    steps.measured(evaluated, int(1.01 * predicted))
 
 
 @pytest.mark.parametrize("program", [judged, taught])
