@@ -110,7 +110,7 @@ class Fill:
     `late`: bias terms that were added after the fill; they are part of masked scores too. `written`: what `fill` was
     when the first of them was added. `near`: a score could be as
     low as the number that was written; `fill` is what later factors have made of it. `lifted`: a maximum was taken off
-    it, which may be itself.
+    it, which may be itself. `product`: written as a product with 0, which NaN gets through on its way back.
     """
 
     mask: Operand
@@ -120,6 +120,7 @@ class Fill:
     written: float = 0.0
     near: bool = False
     lifted: bool = False
+    product: bool = False
 
 
 @dataclass(frozen=True)

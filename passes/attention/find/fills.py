@@ -115,6 +115,9 @@ def multiplied_by_mask(reader: Reader, value: Value, dims: Dims, times: tuple[fl
                 proved = () if is_binary(both) else (Operand(both, broadcast(dims, both.shape)),)
                 keep = mask if mask.dtype == torch.bool else not_zero(mask)
                 scores = filled(reader, value, dims, source, keep, hidden[0] * number, keep_when=True)
+                if any(math.isinf(fill.fill) for fill in scores.fills[:-1]):
+                    raise Blocked("scores that were masked with minus infinity are multiplied by 0", value)
+                scores.fills[-1] = replace(scores.fills[-1], product=True)
                 scores.binary += proved
                 scores.values.append(product)
                 return scores

@@ -113,6 +113,9 @@ def _shifted(scores: Scores, number: Any, times: float, value: Value) -> None:
     """A number that is added to every score of a row changes nothing, unless scores are lost beside it."""
     if not isinstance(number, (int, float)) or not math.isfinite(number * times):
         raise Blocked("scores are shifted by something that is not a finite number", value)
+    masked = [fill.fill for fill in scores.fills] + ([torch.finfo(value.dtype).min] if scores.biases else [])
+    if any(math.isinf(fills.rounded(one + number * times, value.dtype)) and math.isfinite(one) for one in masked):
+        raise Blocked(f"{number * times:g} is added to masked scores, which become minus infinity by that", value)
     scores.shifted = True
     scores.offset += number * times
     not_rounded_off(scores, value)

@@ -92,6 +92,9 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
     if causal and not site.zeroed and masked.near is None:
         return MaskPlan("causal", facts=facts, proofs=proofs)
     _check_sums(masked)
+    infinite = any(math.isinf(f.fill) for f, _ in fills) or any(t.hides and not t.facts.finite for t in terms)
+    if training and infinite and not masked.never and any(f.product for f, _ in fills):
+        raise Blocked("scores are masked by a product, and rows without a single key send NaN through it", site.output)
     empty, passes = masked.rows()
     proved = [*((f.mask, p) for f, p in fills), *((t.bias.operand, t.facts) for t in terms)]
     row_free = frozenset(o for o, p in proved if p.kind == "padding" and "q" in _asked(o, frame, True)[1])
