@@ -14,6 +14,7 @@ import torch
 
 from optpass.passes.attention.axes import Dims, broadcast
 from optpass.passes.attention.find.operands import before_casts, complement, is_binary, not_zero, same_shape
+from optpass.passes.attention.find.unseen import is_parameter
 from optpass.passes.attention.program import nodes
 from optpass.passes.attention.program.ir import Value, arg
 from optpass.passes.attention.site import Blocked, Fill, Floor, Operand, Scores
@@ -183,6 +184,8 @@ def unknown(value: Value) -> str:
         return "scores are written to in place, through a view or another name, before the softmax"
     if value.op is not None:
         return f"between the product and the softmax stands {value.name}, which is no step of attention that is known"
+    if value.leaf == "input" and not is_parameter(value):
+        return "the softmax is of what the graph is given: its scores, if it has any, come from before a graph break"
     name = "" if value.node is None else nodes.function_name(value.node)
     if name in nodes.CLOSED:
         return f"the softmax is of what {name} returns, which is not looked into"

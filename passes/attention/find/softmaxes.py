@@ -141,7 +141,7 @@ def _quotient(top: Value, bottom: Value, passed: list[Value], constant: Constant
     dim, below, logits, sink = divisor
     inside = [*passed, top, *inside, *below]
     if source.name == "_softmax":
-        renormalised = source.args[1] % source.dim == dim and hidden and sink is None
+        renormalised = source.args[1] % source.dim == dim and sink is None
         return Softmax(source.args[0], dim, [*inside, source], hidden) if renormalised else None
     added = logits is source.args[0]  # no shift was taken off it
     return Softmax(logits, dim, inside, hidden, sink, added, _EXPONENTIALS[source.name])

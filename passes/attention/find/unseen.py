@@ -98,7 +98,8 @@ class Unseen:
     def _ends(self, value: Value) -> bool:
         """Whether a value is another quantity than what it is made of, or made of nothing that is known."""
         given = value.leaf != "" and (value.leaf != "opaque" or self._closed(value))
-        return given or (value.name in _ENDS and not self._averaged(value)) or value.dtype not in FLOATS
+        other = value.dtype not in FLOATS and not value.dtype.is_complex
+        return given or (value.name in _ENDS and not self._averaged(value)) or other
 
     def _averaged(self, value: Value) -> bool:
         """Weights of which a mean over heads is taken are weights of the same keys, and so are scores."""

@@ -53,6 +53,8 @@ class Walk:
 
 def stands_between(value: Value) -> Blocked:
     """What to say of a value that weights are computed through, and that is not understood."""
+    if softmaxes.exponential(value):
+        return Blocked("exponentials meet v that are not divided by their sum, which is no softmax", value)
     name = value.name or "an operation that is not looked into"
     if not value.name and value.node is not None and value.node.op == "call_function":
         name += f" ({getattr(value.node.target, '__name__', value.node.target)})"

@@ -129,6 +129,20 @@ def averaged_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (weights.unsqueeze(-1) * v.unsqueeze(-3)).sum(-2)
 
 
+def behind_a_break(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT
+    torch._dynamo.graph_break()
+    return scores.softmax(-1) @ v
+
+
+def not_divided(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).exp() @ v
+
+
+def complex_values(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return ((q @ k.mT).softmax(-1).to(torch.complex64) @ torch.complex(v, v)).real
+
+
 PROGRAMS: dict[Callable[..., Tensor], str] = {
     own_gradient: r"between .* stands an operation that is not looked into \(autograd_function_apply\)",
     many_operations: "between .* stands sin",
@@ -149,6 +163,9 @@ PROGRAMS: dict[Callable[..., Tensor], str] = {
     some_keys: "some of the keys that the softmax runs over",
     written_to: "written to in place, through a view",
     used_twice: "the attention weights .* go to gelu",
+    behind_a_break: "of what the graph is given: its scores, if it has any, come from before a graph break",
+    not_divided: "exponentials meet v that are not divided by their sum",
+    complex_values: "between .* stands _to_copy",
     at_a_break: "the weights leave the graph before they meet v",
 }
 

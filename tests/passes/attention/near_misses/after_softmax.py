@@ -51,6 +51,10 @@ _after("decline", "mask by fill of 1", "masked_fill(1) on the probabilities", la
 _after("decline", "mask by where", "where(mask, p, 0.01)", lambda p, m: torch.where(m, p, 0.01), keep)
 _after("equal", "mask renormalised", "masked and normalised, which is masking the scores",
        lambda p, m: (x := p * m) / x.sum(-1, keepdim=True), keep)  # fmt: skip
+_after("equal", "normalised twice", "divided by its sum once more, which is 1", lambda p: p / p.sum(-1, keepdim=True))
+_after("decline", "normalised over queries too", "by keys, then by queries", lambda p: p / p.sum(-2, keepdim=True))
+_after("decline", "normalised over heads too", "by keys, then by heads", lambda p: p / p.sum(1, keepdim=True))
+_after("decline", "normalised twice with epsilon", "the sum and 0.1", lambda p: p / (p.sum(-1, keepdim=True) + 0.1))
 _after("decline", "mask renormalised with epsilon", "masked and divided by the sum plus 0.1",
        lambda p, m: (x := p * m) / (x.sum(-1, keepdim=True) + 0.1), keep)  # fmt: skip
 _after("decline", "mask renormalised over queries", "masked and normalised over the wrong axis",

@@ -66,6 +66,4 @@ _beyond("fill then shift", "the lowest float16 less 100 is minus infinity", _fil
 _beyond("sum then shift", "the same of what is added", _added, -100.0)
 _beyond("fill then small shift", "the lowest float16 less 8 is itself", _filled, -8.0, "equal")
 _beyond("fill then shift up", "more than the lowest number", _filled, 100.0, "equal")
-_beyond(
-    "fill then shift in bfloat16", "the lowest bfloat16 less 2 is itself", _filled, -2.0, "equal", torch.bfloat16
-)
+_beyond("fill then shift in bfloat16", "the lowest bfloat16 less 2 is itself", _filled, -2.0, "equal", torch.bfloat16)
