@@ -170,7 +170,7 @@ def budget_of(
     )
     throughout = statics.total - statics.gradients - statics.activations
     at_optimizer = throughout + size + optimizer.stepping
-    ahead = max((throughout + one.needed(0) for one in STEPS.ahead(tensors.inputs)), default=0)
+    ahead = max((one.needed(throughout, everything) for one in STEPS.ahead(tensors.inputs)), default=0)
     return Budget(
         bytes=total,
         statics=statics,

@@ -56,7 +56,7 @@ def note(
         leaf.seen_at = run.shapes
     leaf.see(loss, running is not None and running.keeps)
     leaf.inputs_there = max(leaf.inputs_there, leaf.inputs_now())
-    ran = lent.needed_ahead(_given_to(live), known, other) if lent.ahead else 0
+    ran = lent.needed_ahead(_given_to(live), known, other, parameters_of(step)) if lent.ahead else 0
     leaf.news |= news or leaf.loss != before or ran > leaf.ahead
     leaf.ahead = max(leaf.ahead, ran)
 

@@ -31,13 +31,13 @@ class Ahead:
 
     Attributes:
         given, made: what it was given and what it returned.
-        gradients: bytes of those that were there.
+        gradients: bytes of those that were there, by the identity of the parameter.
         needs: bytes that it needed beside what it was given, with what it returned.
     """
 
     given: Stores
     made: Stores
-    gradients: int
+    gradients: Mapping[int, int]
     needs: Callable[[], int]
 
     def is_of_step(self, inputs: Stores, read: Stores) -> bool:
@@ -52,9 +52,11 @@ class Ahead:
             read.has(storage) for storage in self.made.storages()
         )
 
-    def needed(self, there: int) -> int:
-        """Bytes while it ran, where `there` bytes are there in the step, what it returned and no gradients included."""
-        return there - sum(self.made.alive().values()) + self.gradients + self.needs()
+    def needed(self, there: int, parameters: Iterable[torch.Tensor]) -> int:
+        """Bytes while it ran, where `there` bytes are there in the step of `parameters`, what it returned included and
+        gradients not."""
+        gradients = sum(self.gradients.get(id(parameter), 0) for parameter in parameters)
+        return there - sum(self.made.alive().values()) + gradients + self.needs()
 
 
 class Lent:
@@ -88,18 +90,22 @@ class Lent:
         """What ran ahead of the graph that is being compiled."""
         return [*self.ahead, *self._waiting]
 
-    def needed_ahead(self, inputs: Stores, known: Mapping[int, Held], there: int) -> int:
+    def needed_ahead(
+        self, inputs: Stores, known: Mapping[int, Held], there: int, parameters: Sequence[torch.Tensor]
+    ) -> int:
         """Bytes that were there, parameters and the like aside, while graphs ran ahead of the step; 0 without any.
 
         Args:
             inputs: what graphs of the step are given, parameters and buffers aside.
             known: what nodes of the eager part hold.
             there: bytes that are there in the step beside the graphs.
+            parameters: of the step.
         """
         read = Stores()
         read.update(inputs)
         read.keep((one.key, one.storage) for nodes in known.values() for one in nodes.outside)
-        return max((one.needed(there) for one in self.ahead if one.is_of_step(inputs, read)), default=0)
+        of_step = [one for one in self.ahead if one.is_of_step(inputs, read)]
+        return max((one.needed(there, parameters) for one in of_step), default=0)
 
     def begin(self) -> None:
         """A backward begins, or a step has failed."""
@@ -116,8 +122,9 @@ def ahead_of(leaves: Iterable[Leaf], args: Sequence[Any], result: Any, needs: Ca
     """A graph without gradients has run on `args`, before a step of `leaves` if those are what runs next."""
     given = Stores(t for t in args if isinstance(t, torch.Tensor) and not isinstance(t, torch.nn.Parameter))
     made = Stores(t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor))
-    gradients = Stores(p.grad for p in parameters_of(leaves) if p.grad is not None)
-    return Ahead(given, made, sum(gradients.alive().values()), needs)
+    there = {id(p): Stores([p.grad]).alive() for p in parameters_of(leaves) if p.grad is not None}
+    gradients = {key: sum(sizes.values()) for key, sizes in there.items()}
+    return Ahead(given, made, gradients, needs)
 
 
 def note_stepping(leaves: Iterable[Leaf], args: Sequence[Any], needs: Callable[[], int]) -> None:
