@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
@@ -56,7 +57,8 @@ def note(
         leaf.seen_at = run.shapes
     leaf.see(loss, running is not None and running.keeps)
     leaf.inputs_there = max(leaf.inputs_there, leaf.inputs_now())
-    ran = lent.needed_ahead(_given_to(live), known, other, parameters_of(step)) if lent.ahead else 0
+    sizes = {prod(shape) for r in live for shape in r.shapes}
+    ran = lent.needed_ahead(_given_to(live), sizes, known, other, parameters_of(step)) if lent.ahead else 0
     leaf.news |= news or leaf.loss != before or ran > leaf.ahead
     leaf.ahead = max(leaf.ahead, ran)
 

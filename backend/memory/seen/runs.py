@@ -11,6 +11,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from optpass.backend.compat.memory_backward import Held, held_by_nodes, untraced
 from optpass.backend.memory.eager.held import held_upstream
 from optpass.backend.memory.eager.inside import temporaries_of
 from optpass.backend.memory.eager.timeline import Shapes
+from optpass.backend.memory.replay.graph_values import ints
 from optpass.backend.memory.seen.chains import Chains
 from optpass.backend.memory.seen.expected import alike, shapes_of
 from optpass.backend.memory.seen.leaves import Leaf, Stores, parameters_of
@@ -73,8 +75,8 @@ class Steps:
     def ahead(self, inputs: Sequence[torch.Tensor]) -> list[Ahead]:
         """Graphs without gradients that ran just before the one that is given `inputs`, for the same step."""
         with self._lock:
-            given = Stores(inputs)
-            return [one for one in self._lent.about_to_step() if one.is_of_step(given, given)]
+            given, sizes = Stores(inputs), {prod(ints(t.shape)) for t in inputs}
+            return [one for one in self._lent.about_to_step() if one.is_of_step(given, sizes, given)]
 
     def waiting(self) -> list[Leaf]:
         """The leaves of the runs that wait for their backward, one that runs several times as often."""

@@ -4,7 +4,8 @@ between its forward and its backward."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,27 +31,29 @@ class Ahead:
     a teacher is, or of none, as an evaluation.
 
     Attributes:
-        given, made: what it was given and what it returned.
+        given: what it was given, parameters aside: weakly, each storage with the elements that were read of it.
+        made: what it returned.
         gradients: bytes of those that were there, by the identity of the parameter.
         needs: bytes that it needed beside what it was given, with what it returned.
     """
 
-    given: Stores
+    given: tuple[tuple[weakref.ref[Any], int], ...]
     made: Stores
     gradients: Mapping[int, int]
     needs: Callable[[], int]
 
-    def is_of_step(self, inputs: Stores, read: Stores) -> bool:
+    def is_of_step(self, inputs: Stores, sizes: Collection[int], read: Stores) -> bool:
         """Whether it ran for a step: on what a graph of it is given, parameters and buffers aside, or for what such a
-        graph or its loss reads.
+        graph or its loss reads. On all of a set of data of which a step is given a batch, it is an evaluation.
 
         Args:
             inputs: what graphs of the step are given.
-            read: that and what operators of its eager part have saved.
+            sizes: elements of each.
+            read: `inputs`, and what operators of its eager part have saved.
         """
-        return any(inputs.has(storage) for storage in self.given.storages()) or any(
-            read.has(storage) for storage in self.made.storages()
-        )
+        given = ((storage, size) for ref, size in self.given if (storage := ref()) is not None)
+        shared = any(size in sizes and inputs.has(storage) for storage, size in given)
+        return shared or any(read.has(storage) for storage in self.made.storages())
 
     def needed(self, there: int, parameters: Iterable[torch.Tensor]) -> int:
         """Bytes while it ran, where `there` bytes are there in the step of `parameters`, what it returned included and
@@ -91,12 +94,13 @@ class Lent:
         return [*self.ahead, *self._waiting]
 
     def needed_ahead(
-        self, inputs: Stores, known: Mapping[int, Held], there: int, parameters: Sequence[torch.Tensor]
-    ) -> int:
+        self, inputs: Stores, sizes: Collection[int], known: Mapping[int, Held], there: int,
+        parameters: Sequence[torch.Tensor],
+    ) -> int:  # fmt: skip
         """Bytes that were there, parameters and the like aside, while graphs ran ahead of the step; 0 without any.
 
         Args:
-            inputs: what graphs of the step are given, parameters and buffers aside.
+            inputs, sizes: what graphs of the step are given, parameters and buffers aside, and elements of each.
             known: what nodes of the eager part hold.
             there: bytes that are there in the step beside the graphs.
             parameters: of the step.
@@ -104,7 +108,7 @@ class Lent:
         read = Stores()
         read.update(inputs)
         read.keep((one.key, one.storage) for nodes in known.values() for one in nodes.outside)
-        of_step = [one for one in self.ahead if one.is_of_step(inputs, read)]
+        of_step = [one for one in self.ahead if one.is_of_step(inputs, sizes, read)]
         return max((one.needed(there, parameters) for one in of_step), default=0)
 
     def begin(self) -> None:
@@ -120,7 +124,8 @@ class Lent:
 
 def ahead_of(leaves: Iterable[Leaf], args: Sequence[Any], result: Any, needs: Callable[[], int]) -> Ahead:
     """A graph without gradients has run on `args`, before a step of `leaves` if those are what runs next."""
-    given = Stores(t for t in args if isinstance(t, torch.Tensor) and not isinstance(t, torch.nn.Parameter))
+    tensors = [t for t in args if isinstance(t, torch.Tensor) and not isinstance(t, torch.nn.Parameter)]
+    given = tuple((ref, t.numel()) for t in tensors for ref, _ in Stores([t]).sizes())
     made = Stores(t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor))
     there = {id(p): Stores([p.grad]).alive() for p in parameters_of(leaves) if p.grad is not None}
     gradients = {key: sum(sizes.values()) for key, sizes in there.items()}
