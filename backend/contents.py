@@ -171,5 +171,6 @@ def _is_module(node: fx.Node, attributes: dict[str, Any]) -> bool:
 def _storages(value: Any) -> set[int]:
     """Identities of the memory behind the tensors in `value`; views share theirs, real and fake."""
     leaves = torch.utils._pytree.tree_leaves(value)
-    dense = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided]
+    tensors = [compat.unwrapped(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    dense = [tensor for tensor in tensors if tensor.layout == torch.strided]
     return {leaf.untyped_storage()._cdata for leaf in dense}

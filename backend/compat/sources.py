@@ -40,3 +40,10 @@ def module_attribute(node: fx.Node) -> str | None:
 def is_wrapped(tensor: torch.Tensor) -> bool:
     """Whether `tensor` stands for others in a functorch transform."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with memory that `tensor` stands for, inside all functorch transforms; `tensor` outside of them."""
+    while is_wrapped(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor

@@ -114,6 +114,26 @@ def test_what_the_graph_writes_is_unknown(how: str, reads: type[Reads]) -> None:
     )
 
 
+@pytest.mark.parametrize("itself", [False, True])
+def test_what_is_written_under_vmap_is_unknown(itself: bool, reads: type[Reads]) -> None:
+    """There a tensor stands for a batch, and has no memory of its own."""
+
+    class Mapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.ones(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen = torch.vmap(lambda row: row.add_(1) if itself else row.ge(0).logical_and_(row < 1))
+            return x * seen(self.mask) + self.mask
+
+    model, same, x = Mapped(), Mapped(), torch.randn(8)
+    torch.testing.assert_close(run(model, x), same(x))
+    assert [name for name, held in reads.held.items() if held is not None] == (
+        [] if itself else [name for name in reads.held if "mask" in name]
+    )
+
+
 def test_memory_written_under_another_name_is_unknown(reads: type[Reads]) -> None:
     class Shared(nn.Module):
         def __init__(self) -> None:
