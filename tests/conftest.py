@@ -102,7 +102,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search for plans that looks less far: how good they are is asked in `tests/passes/memory`. Plans found with one
     effort are not given with another."""
     refill = importlib.import_module("optpass.passes.memory.search.refill")
-    for name, effort in (("EFFORT", 10_000), ("EFFORT_SMALL", 10_000), ("EFFORT_GAPS", 5_000)):
+    for name, effort in (("EFFORT", 2_500), ("EFFORT_SMALL", 2_500), ("EFFORT_GAPS", 1_200)):
         monkeypatch.setattr(refill, name, effort)
     searches = importlib.import_module("optpass.backend.memory.plans.searches").SEARCHES
     monkeypatch.setattr(searches, "_found", type(searches._found)())

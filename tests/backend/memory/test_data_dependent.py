@@ -96,10 +96,8 @@ def test_the_larger_branch_counts(inner: str, steps: Any) -> None:
     for data in (more, less):
         ran = steps.run(model, (data,), budget, inner=inner)
         assert ran.peak <= budget and ran.recomputed
-        assert (
-            steps.same(ran.gradients, steps.run(model, (data,), inner=inner, measure=False).gradients)
-            or inner != "aot_eager"
-        )
+        if inner == "aot_eager":
+            assert steps.same(ran.gradients, steps.run(model, (data,), inner=inner, measure=False).gradients)
 
 
 @pytest.mark.parametrize("rows", ["masked", "read"])

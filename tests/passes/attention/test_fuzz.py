@@ -1,6 +1,6 @@
 """Random programs around attention, compiled in mode 'always' and compared with eager and float64, gradients too.
 
-`make test` draws 100; `OPTPASS_FUZZ=10000 pytest tests/passes/attention/test_fuzz.py` draws as many as it says. The
+`make test` draws 50; `OPTPASS_FUZZ=10000 pytest tests/passes/attention/test_fuzz.py` draws as many as it says. The
 generator is in `fuzz/`; a failing program is printed as a script. Hypothesis reduces it to a smaller one only with
 `OPTPASS_FUZZ_SHRINK=1`, since that can take five minutes.
 """
@@ -27,8 +27,9 @@ import optpass
 
 HERE = Path(__file__).parent
 #: No options, so they must be gone before options are read from the environment.
-EXAMPLES = int(os.environ.pop("OPTPASS_FUZZ", "100"))
-PHASES = (Phase.generate, Phase.shrink) if os.environ.pop("OPTPASS_FUZZ_SHRINK", "") else (Phase.generate,)
+EXAMPLES = int(os.environ.pop("OPTPASS_FUZZ", "50"))
+SHRINK = bool(os.environ.pop("OPTPASS_FUZZ_SHRINK", ""))
+PHASES = (Phase.generate, Phase.shrink) if SHRINK else (Phase.generate,)
 
 
 def _modules() -> list[Any]:
@@ -44,15 +45,18 @@ def _modules() -> list[Any]:
 
 check, careless, programs = _modules()
 
-#: What became of each program of this process. Hypothesis draws some many times over, more or fewer in each process;
-#: they count once.
+#: What became of each program of this process; one that is drawn twice counts once.
 BECAME: dict[str, str] = {}
 
 
 @st.composite
 def sources(draw: st.DrawFn) -> Any:
-    """A program."""
-    return programs.generate(lambda options: draw(st.sampled_from(options)))
+    """A program. It follows from one number: Hypothesis, which draws choice by choice what it is to reduce, draws the
+    same few choices over and over (of 100 programs 40 to 50 were distinct)."""
+    if SHRINK:
+        return programs.generate(lambda options: draw(st.sampled_from(options)))
+    chance = random.Random(draw(st.integers(0, 2**63)))
+    return programs.generate(lambda options: options[chance.randrange(len(options))])
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -111,7 +115,7 @@ def test_the_fuzzer_catches_a_careless_rewrite() -> None:
     """Of the programs that a wildcard match would swap wrongly, the comparison finds nearly all that have a twist."""
     swapped = caught = 0
     start = random.randrange(2**30)
-    for seed in range(start, start + 80):
+    for seed in range(start, start + 50):
         chance = random.Random(seed)
         source = programs.generate(lambda options, chance=chance: options[chance.randrange(len(options))])
         program, counting = source.program(), check.Counting()
@@ -121,5 +125,5 @@ def test_the_fuzzer_catches_a_careless_rewrite() -> None:
             continue
         swapped += verdict.fused > 0
         caught += verdict.fused > 0 and bool(verdict.problems)
-    assert swapped >= 5, f"seeds from {start}"
+    assert swapped >= 3, f"seeds from {start}"
     assert caught >= swapped // 2, f"{caught} of {swapped}, seeds from {start}"
