@@ -25,6 +25,7 @@ from optpass.backend.memory.planned import Case, Planned
 from optpass.backend.memory.seen.ungraded import needs_of
 from optpass.backend.memory.step import StepTensors
 from optpass.backend.memory.together.together import STEPS
+from optpass.backend.retrace import retraceable
 from optpass.backend.session import SESSIONS, Session, Timed
 from optpass.errors import BudgetInfeasibleError, OptPassError
 from optpass.options import Options, resolve
@@ -213,7 +214,7 @@ def _compile_again(
     case: Case | None = None,
 ) -> Callable[..., Any]:
     """The graph that `original` makes, compiled by Dynamo anew when it is called, with guards of its own."""
-    module, kept = take_sizes_from_tensors(original())
+    module, kept = take_sizes_from_tensors(retraceable(original()))
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **_unused: Any) -> Callable[..., Any]:
         return _compile(gm, example_inputs, resolved, mode, look=False, case=case)

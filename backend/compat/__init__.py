@@ -61,8 +61,8 @@ from optpass.backend.compat.schedule import scheduler_class as scheduler_class
 from optpass.backend.compat.schedule import symbol_hint as symbol_hint
 from optpass.backend.compat.sources import KNOWS_MODULES as KNOWS_MODULES
 from optpass.backend.compat.sources import is_wrapped as is_wrapped
-from optpass.backend.compat.sources import unwrapped as unwrapped
 from optpass.backend.compat.sources import module_attribute as module_attribute
+from optpass.backend.compat.sources import unwrapped as unwrapped
 
 
 def self_test() -> list[str]:
