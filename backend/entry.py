@@ -25,6 +25,7 @@ from optpass.backend.memory.planned import Case, Planned
 from optpass.backend.memory.seen.ungraded import needs_of
 from optpass.backend.memory.step import StepTensors
 from optpass.backend.memory.together.together import STEPS
+from optpass.backend.memory.uncompiled import UNCOMPILED
 from optpass.backend.retrace import retraceable
 from optpass.backend.session import SESSIONS, Session, Timed
 from optpass.errors import BudgetInfeasibleError, OptPassError
@@ -230,10 +231,12 @@ def _compile_again(
 
 def _reset() -> None:
     """Called by `torch._dynamo.reset()`, possibly several times. The report survives: it is about what was compiled."""
+    UNCOMPILED.forget()
 
 
 optpass.reset = _reset  # type: ignore[attr-defined]
 
 # This module is imported when Dynamo looks the backend up. By the time it hands over a graph, the breaks of that frame
 # are behind it: recording has to begin here.
+STANDING.beside(UNCOMPILED)
 STANDING.begin()

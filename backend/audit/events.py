@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,8 @@ class FrameEvent:
         code: what was compiled: the user's function, or one that Dynamo made to go on behind a break.
         origin: the user's function, also behind a break.
         backend: name of the backend that it is compiled with.
+        options: what the user gave that backend.
+        raises: a break of it is raised to the user.
         resumes: code objects that Dynamo made in it, to go on behind the break that ended it.
         compiled_names: globals that hold its compiled graphs.
         guard_us: one check of its guards.
@@ -75,6 +78,8 @@ class FrameEvent:
     origin: types.CodeType | None
     resumed: bool = False
     backend: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    raises: bool = False
     breaks: list[RawBreak] = field(default_factory=list)
     graphs: list[GraphEvent] = field(default_factory=list)
     resumes: tuple[types.CodeType, ...] = ()

@@ -9,6 +9,7 @@ import os
 import threading
 
 from optpass.backend.audit.recording import Recording
+from optpass.backend.audit.watch import WATCH, Listener
 from optpass.reporting.audit.model import Audit
 
 BACKEND = "optpass"
@@ -20,6 +21,14 @@ class Standing:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._recording: Recording | None = None
+        self._beside: tuple[Listener, ...] = ()
+
+    def beside(self, listener: Listener) -> None:
+        """Give the frames that are compiled to `listener` too, while there is a recording."""
+        with self._lock:
+            self._beside = (*self._beside, listener)
+            if self._recording is not None:
+                WATCH.listen(listener, time_calls=False)
 
     def begin(self) -> None:
         """Record from now on; without effect where it does already."""
@@ -27,6 +36,8 @@ class Standing:
             if self._recording is None:
                 self._recording = Recording(time_calls=False, backend=BACKEND)
                 self._recording.start()
+                for listener in self._beside:
+                    WATCH.listen(listener, time_calls=False)
 
     def ask(self, wanted: bool) -> None:
         """What the options of a compile ask for: one that asks for none ends it, the next that does not begins anew."""
@@ -40,6 +51,8 @@ class Standing:
         with self._lock:
             recording, self._recording = self._recording, None
         if recording is not None:
+            for listener in self._beside:
+                WATCH.leave(listener)
             recording.stop()
 
     def clear(self) -> None:

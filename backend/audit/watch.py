@@ -54,7 +54,10 @@ class _Frames:
         inside = dynamo.callable_inside(args[1])
         origin = code_of(inside) if inside is not None else None
         origin = origin or dynamo.resumed_from(code) or code
-        event = FrameEvent(code, origin, dynamo.is_resume(code), dynamo.backend_name(args[0]))
+        event = FrameEvent(
+            code, origin, dynamo.is_resume(code), dynamo.backend_name(args[0]), dynamo.backend_options(args[0]),
+            dynamo.raises_breaks(args[0]),
+        )  # fmt: skip
         local.frames.append(event)
         self.watch.calls.local.started += 1
         OBSERVER.rest()

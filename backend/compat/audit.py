@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -160,11 +160,28 @@ def is_always_raised(error: BaseException) -> bool:
 
 def backend_name(convert: Any) -> str:
     """Name of the backend that a `ConvertFrameAssert` compiles with, e.g. 'inductor'."""
+    found = _backend(convert)
+    name = getattr(found, "compiler_name", None) or getattr(found, "__name__", "")
+    return name if isinstance(name, str) else ""
+
+
+def backend_options(convert: Any) -> Mapping[str, Any]:
+    """The `options` of the `torch.compile` that a `ConvertFrameAssert` compiles for."""
+    settings = getattr(_backend(convert), "kwargs", None)
+    found = settings.get("options") if isinstance(settings, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def raises_breaks(convert: Any) -> bool:
+    """Whether a break of what a `ConvertFrameAssert` compiles is raised to the user (`fullgraph=True`)."""
+    return bool(getattr(convert, "_one_graph", False))
+
+
+def _backend(convert: Any) -> Any:
     found, seen = convert, 0
     while (inner := getattr(found, "_torchdynamo_orig_backend", None)) is not None and seen < 10:
         found, seen = inner, seen + 1
-    name = getattr(found, "compiler_name", None) or getattr(found, "__name__", "")
-    return name if isinstance(name, str) else ""
+    return found
 
 
 def latest_metrics(code: types.CodeType) -> Any:

@@ -1,0 +1,64 @@
+"""Says so where what is to keep a memory budget runs in eager: no graph of it gets here, and nothing is planned."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import types
+
+from optpass.backend.audit.calls import Tally
+from optpass.backend.audit.events import FrameEvent
+from optpass.backend.audit.silent_reasons import is_entry
+from optpass.backend.audit.standing import BACKEND
+from optpass.errors import ConfigError
+from optpass.options import resolve
+from optpass.reporting import store
+
+log = logging.getLogger(__name__)
+
+
+class Uncompiled:
+    """Warns of each function once that Dynamo gives up on as a whole and that was compiled with a budget."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._said: set[tuple[str, int]] = set()
+
+    def on_frame(self, event: FrameEvent) -> None:
+        """A frame was compiled, or Dynamo gave up on it."""
+        code = event.origin
+        if code is None or event.backend != BACKEND or event.compiled or event.raises or not event.error:
+            return
+        if not is_entry() or not _has_budget(event):
+            return
+        with self._lock:
+            if (place := (code.co_filename, code.co_firstlineno)) in self._said:
+                return
+            self._said.add(place)
+        reason = event.breaks[-1].kind if event.breaks else event.error
+        text = (
+            f"memory budget: {code.co_qualname} ({code.co_filename}:{code.co_firstlineno}) runs in eager, and its "
+            f"memory is not planned: Dynamo gave up on it ({reason or event.error}); `optpass audit` says where and "
+            "what helps"
+        )
+        log.warning("%s", text)
+        store.current().warn(text)
+
+    def forget(self) -> None:
+        """Warn of what is met again."""
+        with self._lock:
+            self._said.clear()
+
+    def tally(self, code: types.CodeType) -> Tally:
+        """As for every listener; it asks for no times."""
+        return Tally()
+
+
+def _has_budget(event: FrameEvent) -> bool:
+    try:
+        return resolve(event.options).budget is not None
+    except ConfigError:  # raised where a graph is compiled
+        return False
+
+
+UNCOMPILED = Uncompiled()
