@@ -68,10 +68,10 @@ class FrameEvent:
         origin: the user's function, also behind a break.
         backend: name of the backend that it is compiled with.
         options: what the user gave that backend.
-        raises: a break of it is raised to the user.
         resumes: code objects that Dynamo made in it, to go on behind the break that ended it.
         compiled_names: globals that hold its compiled graphs.
         guard_us: one check of its guards.
+        left: Dynamo gave up on it for a reason that it does not raise: it runs in eager.
     """
 
     code: types.CodeType | None
@@ -79,7 +79,6 @@ class FrameEvent:
     resumed: bool = False
     backend: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
-    raises: bool = False
     breaks: list[RawBreak] = field(default_factory=list)
     graphs: list[GraphEvent] = field(default_factory=list)
     resumes: tuple[types.CodeType, ...] = ()
@@ -91,3 +90,4 @@ class FrameEvent:
     error: str | None = None
     ops: int | None = None
     guard_us: float | None = None
+    left: bool = False

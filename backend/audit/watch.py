@@ -55,9 +55,8 @@ class _Frames:
         origin = code_of(inside) if inside is not None else None
         origin = origin or dynamo.resumed_from(code) or code
         event = FrameEvent(
-            code, origin, dynamo.is_resume(code), dynamo.backend_name(args[0]), dynamo.backend_options(args[0]),
-            dynamo.raises_breaks(args[0]),
-        )  # fmt: skip
+            code, origin, dynamo.is_resume(code), dynamo.backend_name(args[0]), dynamo.backend_options(args[0])
+        )
         local.frames.append(event)
         self.watch.calls.local.started += 1
         OBSERVER.rest()
@@ -74,6 +73,7 @@ class _Frames:
             pass
         try:
             capture.finish(event, args[1], result, error)
+            event.left = error is not None and not dynamo.raises(args[0], error)
             if error is not None and dynamo.is_break(error) and not getattr(error, "logged", False):
                 event.breaks.append(capture.raw_break(error, self.watch.local.modules, args[0]))
             self.watch.tell_frame(event)

@@ -172,9 +172,15 @@ def backend_options(convert: Any) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def raises_breaks(convert: Any) -> bool:
-    """Whether a break of what a `ConvertFrameAssert` compiles is raised to the user (`fullgraph=True`)."""
-    return bool(getattr(convert, "_one_graph", False))
+def raises(convert: Any, error: BaseException) -> bool:
+    """Whether Dynamo raises to the user an error that ended the compile of a frame, rather than run it in eager."""
+    from torch._dynamo import config, exc
+
+    if getattr(convert, "_one_graph", False):
+        return True
+    names = ("Unsupported", "UserError", "RecompileLimitExceeded", "FailOnRecompileLimitHit", "CacheLimitExceeded")
+    kinds = tuple(kind for name in names if isinstance(kind := getattr(exc, name, None), type))
+    return not (isinstance(error, kinds) or bool(config.suppress_errors))
 
 
 def _backend(convert: Any) -> Any:

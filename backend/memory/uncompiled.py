@@ -27,9 +27,7 @@ class Uncompiled:
     def on_frame(self, event: FrameEvent) -> None:
         """A frame was compiled, or Dynamo gave up on it."""
         code = event.origin
-        if code is None or event.backend != BACKEND or event.compiled or event.raises or not event.error:
-            return
-        if not is_entry() or not _has_budget(event):
+        if code is None or event.backend != BACKEND or not event.left or not is_entry() or not _has_budget(event):
             return
         with self._lock:
             if (place := (code.co_filename, code.co_firstlineno)) in self._said:

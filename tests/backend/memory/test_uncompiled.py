@@ -83,6 +83,12 @@ def test_what_is_raised_is_not_said_again(caplog: pytest.LogCaptureFixture) -> N
     assert not warnings(caplog)
 
 
+def test_nor_is_a_budget_that_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(optpass.BudgetInfeasibleError):
+        run(Encoder(), options=BUDGET | {"memory_budget": 10})
+    assert not warnings(caplog)
+
+
 def test_a_function_that_was_compiled_too_often(caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
     call = torch.compile(model, backend="optpass", options=BUDGET, dynamic=False)
