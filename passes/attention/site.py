@@ -171,6 +171,7 @@ class Scores:
         shifted: True where a constant was added to rows: nothing to a softmax, but not to a softcap that follows.
         topped: True where the maximum of rows was taken off that were masked or biased: a row without a key is near 0.
         centred: True where the maximum of each row was taken off, and nothing was masked or added to its keys since.
+        bounded: True where they were clamped after that: a score that this changed has no weight beside the largest, 0.
         offset: sum of the numbers that were added to all scores, since the maximum was taken off.
         binary: numbers that scores are multiplied by, and that must be 0 or 1.
         unread: inputs of `baddbmm` that are multiplied by 0; one that learns gets zeros for its gradient.
@@ -200,6 +201,7 @@ class Scores:
     shifted: bool = False
     topped: bool = False
     centred: bool = False
+    bounded: bool = False
     offset: float = 0.0
     binary: tuple[Operand, ...] = ()
     unread: list[Value] = field(default_factory=list)

@@ -230,7 +230,7 @@ class _Weights(Weights):
         """Masks of the exponentials as masks of the scores; returns what must be proved to hold nothing but 0 and 1."""
         binary = []
         for hidden in self.spelled.hidden:
-            if scores.floor is not None:
+            if scores.floor is not None or scores.bounded:
                 raise Blocked("scores are clamped before their exponentials are masked", hidden.mask)
             if hidden.mask.dim > len(dims):
                 raise Blocked("the mask has more dims than the scores", hidden.mask)

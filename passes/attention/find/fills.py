@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 MINUS_INFINITY = -9e8
 #: Fills above it are no masks.
 LEAST = -9e2
+#: The exponential of a number below it is 0 in every dtype.
+NO_WEIGHT = -1e3
 #: The largest mask value of a row without a key: scores that are added to it, in the dtype of the sum, are lost.
 NO_KEY = {torch.float16: -3e4, torch.bfloat16: -4e3, torch.float32: -1e8, torch.float64: -1e17}
 
@@ -135,12 +137,21 @@ def maximum(reader: Reader, value: Value, dims: Dims) -> Scores:
 
 
 def clamp(reader: Reader, value: Value, dims: Dims) -> Scores:
-    """`scores.clamp(min=number)`."""
-    number, most = value.args[1], arg(value, "max")
-    number = reader.constant(number) if isinstance(number, Value) else number
-    if most is not None or not isinstance(number, (int, float)) or isinstance(value.args[1], Value):
+    """`scores.clamp(min=number)`, and any clamp of scores that the maximum of their row was taken off."""
+    least, most = arg(value, "min"), arg(value, "max")
+    if not all(bound is None or isinstance(bound, (int, float)) for bound in (least, most)):
         raise Blocked(unknown(value), value)
-    return floored(reader, value, dims, value.args[0], float(number), tie=1.0)
+    if most is None and least is not None and least <= torch.finfo(value.dtype).min:
+        return floored(reader, value, dims, value.args[0], float(least), tie=1.0)
+    if (least is not None and not least <= NO_WEIGHT) or (most is not None and not most >= 0.0):
+        raise Blocked(unknown(value), value)
+    scores = reader.read(value.args[0], dims)
+    if not scores.centred or scores.offset:
+        raise Blocked("scores are clamped that the maximum of each row was not taken off: a row may be beyond", value)
+    if scores.topped or scores.floor is not None:  # no gradient of a row that is NaN passes
+        raise Blocked("masked or biased scores are clamped", value)
+    scores.bounded = True
+    return scores
 
 
 def floored(reader: Reader, value: Value, dims: Dims, source: Value, number: float, *, tie: float) -> Scores:
@@ -158,7 +169,7 @@ def floored(reader: Reader, value: Value, dims: Dims, source: Value, number: flo
 
 def not_floored(scores: Scores, value: Value) -> None:
     """What clamping made of the scores is what the softmax reads, but for casts that hold it and shifts of rows."""
-    if scores.floor is not None:
+    if scores.floor is not None or scores.bounded:
         raise Blocked(f"scores that were clamped go on to {value.name or 'an addition'} before the softmax", value)
 
 

@@ -147,6 +147,7 @@ class Reader:
         scores = reader.read(source, whole)
         if scores.topped:
             raise Blocked("a part is taken of masked or biased scores that their maximum was taken off", value)
+        not_floored(scores, value)
         apply_picks(scores, [pick])
         scores.centred = False  # the maximum may be of a key that is no part
         return scores
@@ -200,7 +201,7 @@ _RULES: dict[str, Callable[[Reader, Value, Dims], Scores]] = {
     "_to_copy": Reader._cast, "mul": factors.scale, "div": factors.scale, "neg": factors.neg, "add": sums.add,
     "sub": sums.add, "rsub": sums.add, "masked_fill": fills.masked_fill, "where": fills.where,
     "index_put": fills.index_put, "tanh": Reader._tanh, "cat": Reader._beside, "addcmul": sums.addcmul,
-    "maximum": fills.maximum, "clamp": fills.clamp, "clamp_min": fills.clamp, "slice": Reader._part,
-    "select": Reader._part, "split": Reader._part, "split_with_sizes": Reader._part, "chunk": Reader._part,
-    "unbind": Reader._part,
+    "maximum": fills.maximum, "clamp": fills.clamp, "clamp_min": fills.clamp, "clamp_max": fills.clamp,
+    "slice": Reader._part, "select": Reader._part, "split": Reader._part, "split_with_sizes": Reader._part,
+    "chunk": Reader._part, "unbind": Reader._part,
 }  # fmt: skip
