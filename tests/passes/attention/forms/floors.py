@@ -96,7 +96,7 @@ class BiasAndPaddingInOneOperation(nn.Module):
 
 @form(target="fused", mask="free")
 def off_the_top_and_clamped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """GLIP: scores within the range of float16, which the maximum of their row was taken off."""
+    """Scores within the range of float16, which the maximum of their row was taken off."""
     scores = q @ k.mT
     scores = scores - scores.max(-1, keepdim=True).values
     return scores.clamp(min=-50000).clamp(max=50000).softmax(-1) @ v
