@@ -96,9 +96,7 @@ def raw_break(error: BaseException, modules: dict[Key, Seen], convert: Any) -> R
     Args:
         convert: Dynamo's `ConvertFrameAssert`, which knows what was asked for.
     """
-    box = getattr(convert, "_box", None)
-    raised = getattr(convert, "_one_graph", False) or getattr(box, "error_on_graph_break", False)
-    return _raw(error, modules, "error" if raised or dynamo.is_always_raised(error) else "frame eager")
+    return _raw(error, modules, "error" if dynamo.raises(convert, error) else "frame eager")
 
 
 def _raw(error: BaseException, modules: dict[Key, Seen], effect: str) -> RawBreak:

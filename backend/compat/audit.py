@@ -173,14 +173,16 @@ def backend_options(convert: Any) -> Mapping[str, Any]:
 
 
 def raises(convert: Any, error: BaseException) -> bool:
-    """Whether Dynamo raises to the user an error that ended the compile of a frame, rather than run it in eager."""
-    from torch._dynamo import config, exc
+    """Whether Dynamo raises to the user an error that ended the compile of a frame, rather than run it in eager.
 
-    if getattr(convert, "_one_graph", False):
-        return True
-    names = ("Unsupported", "UserError", "RecompileLimitExceeded", "FailOnRecompileLimitHit", "CacheLimitExceeded")
-    kinds = tuple(kind for name in names if isinstance(kind := getattr(exc, name, None), type))
-    return not (isinstance(error, kinds) or bool(config.suppress_errors))
+    `convert`: the `ConvertFrameAssert` that compiled it.
+    """
+    from torch._dynamo import config
+
+    box = getattr(convert, "_box", None)
+    whole = getattr(convert, "_one_graph", False) or getattr(box, "error_on_graph_break", False)
+    soft = config.suppress_errors or (is_break(error) and not is_always_raised(error))
+    return bool(whole or not soft)
 
 
 def _backend(convert: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import types
 
 from optpass.backend.audit.calls import Tally
@@ -21,7 +20,6 @@ class Uncompiled:
     """Warns of each function once that Dynamo gives up on as a whole and that was compiled with a budget."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._said: set[tuple[str, int]] = set()
 
     def on_frame(self, event: FrameEvent) -> None:
@@ -29,10 +27,10 @@ class Uncompiled:
         code = event.origin
         if code is None or event.backend != BACKEND or not event.left or not is_entry() or not _has_budget(event):
             return
-        with self._lock:
-            if (place := (code.co_filename, code.co_firstlineno)) in self._said:
-                return
-            self._said.add(place)
+        place = code.co_filename, code.co_firstlineno
+        if place in self._said:
+            return
+        self._said.add(place)
         reason = event.breaks[-1].kind if event.breaks else event.error
         text = (
             f"memory budget: {code.co_qualname} ({code.co_filename}:{code.co_firstlineno}) runs in eager, and its "
@@ -44,8 +42,7 @@ class Uncompiled:
 
     def forget(self) -> None:
         """Warn of what is met again."""
-        with self._lock:
-            self._said.clear()
+        self._said.clear()
 
     def tally(self, code: types.CodeType) -> Tally:
         """As for every listener; it asks for no times."""
@@ -55,8 +52,8 @@ class Uncompiled:
 def _has_budget(event: FrameEvent) -> bool:
     try:
         return resolve(event.options).budget is not None
-    except ConfigError:  # raised where a graph is compiled
-        return False
+    except ConfigError:  # it is raised where a graph is compiled, and here there is none
+        return "memory_budget" in event.options
 
 
 UNCOMPILED = Uncompiled()

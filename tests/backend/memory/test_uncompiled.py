@@ -77,6 +77,11 @@ def test_there_is_nothing_to_say(model: type[nn.Module], settings: Any, caplog: 
     assert not warnings(caplog)
 
 
+def test_a_budget_that_is_none_is_not_taken_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    run(Recurrent(), options=BUDGET | {"memory_budget": "20GX"})
+    assert len(warnings(caplog)) == 1
+
+
 def test_what_is_raised_is_not_said_again(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(torch._dynamo.exc.Unsupported):
         run(Recurrent(), fullgraph=True, options=BUDGET)

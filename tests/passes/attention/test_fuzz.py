@@ -52,7 +52,7 @@ BECAME: dict[str, str] = {}
 @st.composite
 def sources(draw: st.DrawFn) -> Any:
     """A program. It follows from one number: Hypothesis, which draws choice by choice what it is to reduce, draws the
-    same few choices over and over (of 100 programs 40 to 50 were distinct)."""
+    same few choices over and over (of 100 programs fewer than half were distinct)."""
     if SHRINK:
         return programs.generate(lambda options: draw(st.sampled_from(options)))
     chance = random.Random(draw(st.integers(0, 2**63)))
