@@ -9,13 +9,11 @@ from torch import fx
 
 from optpass.options import Options
 from optpass.passes.attention import gate
+from optpass.passes.attention.program.reach import has_softmax
 from optpass.passes.attention.settings import AttentionConfig
 from optpass.passes.attention.work import GraphWork
 from optpass.passes.contract import Pass, PassContext, PassResult, Stage
 from optpass.passes.processor import instructions, slow_library
-
-#: A graph without any of these, in itself or in a graph that it runs, has no softmax, and is not looked into.
-_SIGNS = ("softmax", "softmin", "exp", "logsumexp", "multi_head_attention_forward")
 
 
 class Attention(Pass):
@@ -56,7 +54,7 @@ class Attention(Pass):
             if isinstance(inner, fx.GraphModule):
                 self._inner(gm, node, inner, ctx, result, around)
         graphs = [m.graph for m in gm.modules() if isinstance(m, fx.GraphModule)]
-        if any(sign in str(n.target) for graph in graphs for n in graph.nodes for sign in _SIGNS):
+        if has_softmax(graphs):
             GraphWork(gm, ctx, self._config, result, around=around).run()
 
     def _inner(

@@ -15,6 +15,7 @@ from optpass.passes.attention.axes import is_one
 from optpass.passes.attention.find import softmaxes
 from optpass.passes.attention.find.operands import FLOATS, PRODUCTS
 from optpass.passes.attention.program.ir import Program, Value, arg
+from optpass.passes.attention.program.nodes import ACTIVATIONS
 
 #: Products of one vector too, which are not looked into.
 ONE_VECTOR = frozenset({"mv", "addmv", "dot", "vdot", "addbmm", "addr"})
@@ -24,8 +25,6 @@ _ENDS = frozenset(
     "mean logsumexp amax max amin min argmax sort argsort topk multinomial nonzero embedding grid_sampler_2d "
     "nll_loss_forward".split()
 )
-#: Functions that are not looked into, after which weights are still weights, though of another kind.
-_ACTIVATIONS = frozenset("gelu silu relu mish elu leaky_relu".split())
 #: Functions that multiply matrices, by name.
 _MULTIPLY = frozenset("matmul bmm baddbmm mm einsum".split())
 #: Parts of the names of products.
@@ -93,7 +92,7 @@ class Unseen:
     def _closed(self, value: Value) -> bool:
         """Whether a value comes out of a function that makes another quantity, and is not looked into."""
         name = getattr(value.node.target, "__name__", "") if value.node is not None else ""
-        return value.node in self.program.closed and name not in _ACTIVATIONS
+        return value.node in self.program.closed and name not in ACTIVATIONS
 
     def _ends(self, value: Value) -> bool:
         """Whether a value is another quantity than what it is made of, or made of nothing that is known."""

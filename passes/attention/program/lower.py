@@ -15,22 +15,25 @@ from typing import Any
 import torch
 from torch import fx
 
-from optpass.passes.attention.program import autocast, calls, nodes, part_values, part_writes
+from optpass.passes.attention.program import autocast, calls, nodes, part_values, part_writes, reach
 from optpass.passes.attention.program.ir import Program, Value, map_values
 from optpass.passes.attention.program.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
 
-def lower(graph: fx.Graph, constant: Callable[[str], Any] | None = None, rates: bool = False) -> Program:
-    """The program of `graph`.
+def lower(
+    graph: fx.Graph, constant: Callable[[str], Any] | None = None, rates: bool = False, whole: bool = False
+) -> Program:
+    """The program of `graph`; what has nothing to do with a softmax is opaque in it.
 
     Args:
         graph: Dynamo-stage graph with `meta["example_value"]`.
         constant: the object behind a `get_attr` target; None where there is none to look at.
         rates: probabilities of dropout are needed as numbers; a symbolic one becomes a guard.
+        whole: what has nothing to do with a softmax is looked into too.
     """
-    return _Lowering(graph, constant or (lambda _target: None), rates).run()
+    return _Lowering(graph, constant or (lambda _target: None), rates).run(whole)
 
 
 class _Lowering:
@@ -48,21 +51,25 @@ class _Lowering:
         self.grad, self.recording = True, True
         self.mode = next((nodes.fake_mode(n) for n in graph.nodes if nodes.fake_mode(n) is not None), None)
 
-    def run(self) -> Program:
+    def run(self, whole: bool) -> Program:
         if self.mode is None:
             return self.program
         with contextlib.ExitStack() as stack:
             if self.mode.shape_env is not None:
                 stack.enter_context(self.mode.shape_env.suppress_guards())
                 stack.enter_context(self.mode.shape_env.ignore_fresh_unbacked_symbols())  # `nonzero` runs once more
-            # Without the dispatcher in Python some operations have no symbolic shapes (`baddbmm`, `constant_pad_nd`).
-            symbolic = getattr(torch._C, "_EnablePythonDispatcher", contextlib.nullcontext)()
+            # Without the dispatcher in Python some operations have no symbolic shapes (`baddbmm`, `constant_pad_nd`);
+            # with it, a product of matrices takes twice the time.
+            dispatcher = getattr(torch._C, "_EnablePythonDispatcher", contextlib.nullcontext)
+            symbolic = dispatcher() if any(map(nodes.is_symbolic, self.graph.nodes)) else contextlib.nullcontext()
+            beside = frozenset() if whole else reach.beside(self.graph, self._ends)
             for context in (autocast.restored(), torch.no_grad(), symbolic, self.mode, Recorder(self)):
                 stack.enter_context(context)
             for node in self.graph.nodes:
                 self.node = node
                 self.program.autocast[node] = autocast.state()  # inside of an operation it cannot be asked for
-                self.program.of_node[node] = returned = self._lower(node)
+                returned = self._leaf_of(node, "opaque") if node in beside else self._lower(node)
+                self.program.of_node[node] = returned
                 if isinstance(returned, Value):
                     self.home.setdefault(id(returned.tensor), node)
             self._forget_written()
@@ -108,6 +115,13 @@ class _Lowering:
             return self._closed(node)
         self.program.ran.add(node)
         return result
+
+    def _ends(self, node: fx.Node) -> bool:
+        """Whether a node returns another quantity than it is given, whatever that is."""
+        name = nodes.function_name(node)
+        if name == "linear":  # of a weight that may be computed, it may be a product with v
+            return all(given.op in ("placeholder", "get_attr") for given in node.all_input_nodes[1:])
+        return name in nodes.CLOSED - nodes.ACTIVATIONS
 
     def _of_made_weight(self, node: fx.Node) -> bool:
         """Whether a linear layer's weight is computed: `F.linear(q, k)` is q kᵀ."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 #: Functions whose inside is never part of an attention: their result is a leaf, which keeps lowering cheap.
 CLOSED = frozenset(
@@ -13,6 +14,8 @@ CLOSED = frozenset(
     "batch_norm instance_norm embedding embedding_bag cross_entropy gelu silu relu mish elu leaky_relu "
     "scaled_dot_product_attention interpolate max_pool2d avg_pool2d adaptive_avg_pool2d".split()
 )
+#: Of these, after which weights are still weights, though of another kind.
+ACTIVATIONS = frozenset("gelu silu relu mish elu leaky_relu".split())
 #: Nodes that set state instead of computing: they are run, so that what follows sees the state.
 STATE = frozenset(
     "_enter_autocast _exit_autocast _set_grad_enabled _vmap_increment_nesting _vmap_decrement_nesting "
@@ -64,6 +67,14 @@ def reshaped(method: str, args: Any, kwargs: Any, example: torch.Tensor) -> torc
 def fake_mode(node: fx.Node) -> Any:
     """The mode of what Dynamo says that a node returns; None where that is no fake tensor."""
     return getattr(node.meta.get("example_value"), "fake_mode", None)
+
+
+def is_symbolic(node: fx.Node) -> bool:
+    """Whether a size in what Dynamo says that the node returns is not known."""
+    values = tree_leaves(node.meta.get("example_value"))
+    return any(
+        v._has_symbolic_sizes_strides if isinstance(v, torch.Tensor) else isinstance(v, torch.SymInt) for v in values
+    )
 
 
 def run(node: fx.Node, args: Any, kwargs: Any) -> Any:

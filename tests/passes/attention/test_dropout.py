@@ -59,6 +59,7 @@ MASKS = {"none": None, "causal": torch.ones(S, S, dtype=torch.bool).tril()}
 WAYS = {"flex": (plain, CAP), "flex traced": (traced, CAP), "blocks": ("aot_eager", 0.0), "blocks cap": ("eager", CAP)}
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("way", WAYS)

@@ -182,6 +182,7 @@ def from_slice(x: torch.Tensor, weight: torch.Tensor, _: torch.Tensor) -> torch.
     return (query @ key.mT / 6).masked_fill(~kept[:, None], float("-inf")).softmax(-1) @ value
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
 @pytest.mark.parametrize("attention", (from_table, from_slice))
 def test_flex_attention_is_given_masks_that_are_views(attention: Any, dynamic: bool) -> None:

@@ -30,16 +30,16 @@ def holds(case: Case, name: str) -> None:
     assert case.fused == case.sites, case.declined
 
 
+@pytest.mark.by_turns
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("name", SITES)
-def test_inference(name: str) -> None:
-    holds(inference(tiny(name, 0.0).model, tiny(name, 0.0).inputs), name)
-
-
-@pytest.mark.parametrize("name", PADDED)
-def test_inference_with_padding(name: str) -> None:
-    padded = tiny(name, 0.0).padded
-    assert padded is not None and int(padded["attention_mask"].sum()) < padded["attention_mask"].numel()
-    holds(inference(tiny(name, 0.0).model, padded), name)
+def test_inference(name: str, padded: bool) -> None:
+    model = tiny(name, 0.0)
+    given = model.padded if padded and name in PADDED else model.inputs
+    assert given is not None
+    if given is model.padded:
+        assert int(given["attention_mask"].sum()) < given["attention_mask"].numel()
+    holds(inference(model.model, given), name)
 
 
 @pytest.mark.parametrize("name", SITES)

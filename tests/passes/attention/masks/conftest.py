@@ -42,7 +42,7 @@ def lowered(function: Callable[..., Sequence[torch.Tensor]], *args: torch.Tensor
     found: list[Lowered] = []
 
     def backend(gm: Any, examples: Sequence[Any]) -> Any:
-        program = lower(gm.graph, lambda name: getattr(gm, name))
+        program = lower(gm.graph, lambda name: getattr(gm, name), whole=True)
         (output,) = (node for node in gm.graph.nodes if node.op == "output")
         places = [node for node in gm.graph.nodes if node.op == "placeholder"]
         inputs = {

@@ -1,0 +1,60 @@
+"""Which nodes of a graph can have to do with an attention: the others need not be run to know what the graph computes.
+
+Two nodes belong together where one is given what the other returns, or both belong to a third. Inputs, constants and
+functions after which a value is another quantity (a linear layer, a norm) hold nothing together. What does not belong
+to any softmax has no part in scores, masks, weights or their product with v, nor does it read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves
+
+from optpass.passes.attention.program import nodes
+from optpass.passes.effects import written
+
+#: Nodes that set a state under which tensors are not what they seem (`torch.vmap`, `torch.func.grad`).
+_TRANSFORMS = nodes.STATE - {"_enter_autocast", "_exit_autocast", "_set_grad_enabled"}
+#: A graph without any of these, in itself or in a graph that it runs, has no softmax.
+_SIGNS = ("softmax", "softmin", "exp", "logsumexp", "multi_head_attention_forward")
+_NO_SIGNS = frozenset({"expand", "expand_as"})
+
+
+def has_softmax(graphs: Iterable[fx.Graph]) -> bool:
+    """Whether any node of any of `graphs` may make a softmax, in any spelling."""
+    return any(_may_be_softmax(node) for graph in graphs for node in graph.nodes)
+
+
+def beside(graph: fx.Graph, ends: Callable[[fx.Node], bool]) -> frozenset[fx.Node]:
+    """Nodes of `graph` that return tensors and have nothing to do with a softmax.
+
+    None where a node writes to a tensor, runs a graph or a module, or stands under a transform: who is given what
+    does not tell then what belongs together.
+
+    Args:
+        ends: whether what a node returns is another quantity than what it is given.
+    """
+    if any(nodes.function_name(n) in _TRANSFORMS or written(n)[0] for n in graph.nodes):
+        return frozenset()
+    joining = [n for n in graph.nodes if n.op.startswith("call_") and _returns_tensors(n) and not ends(n)]
+    apart = set(joining)
+    todo = [n for n in joining if _may_be_softmax(n)]
+    apart.difference_update(todo)
+    while todo:
+        node = todo.pop()
+        near = [n for n in (*node.all_input_nodes, *node.users) if n in apart]
+        apart.difference_update(near)
+        todo += near
+    return frozenset(apart)
+
+
+def _may_be_softmax(node: fx.Node) -> bool:
+    name = nodes.method_name(node)
+    return name not in _NO_SIGNS and any(sign in name for sign in _SIGNS)
+
+
+def _returns_tensors(node: fx.Node) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(node.meta.get("example_value")))
