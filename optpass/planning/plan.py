@@ -15,6 +15,7 @@ from optpass.passes.memory.optimizers import optimizers
 from optpass.passes.memory.optimizers.optimizers import OptimizerCost
 from optpass.passes.memory.plan import Ledger, Tensor
 from optpass.passes.memory.pricing import node_prices
+from optpass.passes.memory.workspace.call import Call
 from optpass.planning import shard as sharding
 from optpass.planning import step as steps
 from optpass.planning.prepare import Prepared
@@ -93,7 +94,7 @@ def solve(request: Request, batch: int | None) -> Solved:
     for number, joint in enumerate(joints):
         of = f" (graph {number + 1} of {len(joints)})" if len(joints) > 1 else ""
         tell(None, f"pricing {len(joint.graph.nodes):,} nodes{of}")
-        library = library_workspace if device.kind == "cpu" else None
+        library = _asked if device.kind == "cpu" else None
         price = node_prices(joint.graph, device, fused=fused, library=library, library_flops=_MOST_FLOPS)
         problem = problem_of(joint, price, unit=unit, divide_gradients=divide)
         graphs.append(GraphWays(problem, _searching(request, of)))
@@ -101,9 +102,14 @@ def solve(request: Request, batch: int | None) -> Solved:
     return Solved(captured, state, gathered, StepPlanner(graphs, fixed), prepared)
 
 
-#: Operators of oneDNN up to so much work are run on zeros to see what they allocate, half a second at most each.
-_MOST_FLOPS = 5e10
+#: Operators up to so much work, half a second at most, and so many bytes are run on zeros to see what they allocate.
+_MOST_FLOPS, _MOST_BYTES = 5e10, 1 << 30
 _NO_OPTIMIZER = OptimizerCost(optimizers.NONE, 0, 0)
+
+
+def _asked(call: Call) -> int | None:
+    """Of a call that takes no more than `_MOST_BYTES`."""
+    return library_workspace(call) if call.nbytes <= _MOST_BYTES else None
 
 
 def _searching(request: Request, of: str) -> Callable[[int], None]:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from optpass.backend.memory.probe import Described, workspace_of
+from optpass.passes.memory.workspace.asked import is_library
 from optpass.passes.memory.workspace.call import Call
-from optpass.passes.memory.workspace.library import is_library
 from optpass.passes.memory.workspace.workspace import op_workspace
 
 log = logging.getLogger(__name__)

@@ -56,6 +56,13 @@ class Call:
                 if isinstance(item, torch.Tensor):
                     yield name, item
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its operands and of what it returns, each counted by itself."""
+        returned = self.out if isinstance(self.out, (list, tuple)) else (self.out,)
+        tensors = (*(tensor for _, tensor in self.tensors()), *(t for t in returned if isinstance(t, torch.Tensor)))
+        return sum(map(nbytes, tensors))
+
     def result(self) -> torch.Tensor | None:
         """The first tensor that it returns."""
         for value in self.out if isinstance(self.out, (list, tuple)) else (self.out,):

@@ -123,6 +123,18 @@ def _embedding_bag_backward(call: Call) -> int:
     return total + (nbytes(weights) if isinstance(weights, torch.Tensor) else 0)
 
 
+def _embedding_bag_weights_backward(call: Call) -> int:
+    """The bag of each index, where the forward does not say it (`_embedding_bag_per_sample_weights_backward_cpu`)."""
+    indices = call.tensor("indices")
+    known = elements(call.tensor("offset2bag")) > 0
+    return 0 if known else 2 * indices.element_size() * (elements(indices) + 1)
+
+
+def _ctc_loss_backward(call: Call) -> int:
+    """The probabilities from the end, as many as those from the beginning (`ctc_loss_backward_cpu_template`)."""
+    return nbytes(call.tensor("log_alpha"))
+
+
 def _upsample(call: Call) -> int:
     """Small outputs go through the kernel for channels last: input and output are copied where they are not.
 
@@ -176,19 +188,6 @@ RULES: Mapping[str, Callable[[Call], int]] = {
     ),
     "sort": _sort,
     "kthvalue": _kthvalue,
+    "_ctc_loss_backward": _ctc_loss_backward,
+    "_embedding_bag_per_sample_weights_backward": _embedding_bag_weights_backward,
 }  # fmt: skip
-
-#: Products that oneDNN computes, in layouts and with scratchpads of its own choice for this processor: no formula.
-_CONVOLUTIONS = frozenset(
-    ("convolution", "convolution_backward", "_convolution", "mkldnn_convolution", "mkldnn_rnn_layer",
-     "mkldnn_rnn_layer_backward", "thnn_conv2d", "_slow_conv2d_forward", "_slow_conv2d_backward", "slow_conv3d_forward",
-     "slow_conv_transpose2d")
-)  # fmt: skip
-_REDUCED = frozenset((*(name for name in RULES if "attention" in name), "mm", "addmm", "bmm", "baddbmm", "addmv", "mv"))
-
-
-def is_library(call: Call) -> bool:
-    """Whether only running the operator on this processor tells its workspace."""
-    if call.name in _CONVOLUTIONS or call.name.startswith(("mkldnn.", "onednn.", "mkl.", "optpass.")):
-        return True
-    return call.name in _REDUCED and any(t.dtype in _HALF for _, t in call.tensors())

@@ -2,9 +2,8 @@
 
 A peak inside an operator is what lives before it, its outputs, and this. Formulas follow ATen's source and are tested
 against measurement; an operator without one has no workspace that counts (scalars that are wrapped into tensors, at
-most 16 bytes, are left out everywhere). What only the library knows (oneDNN's layouts and scratchpads: convolutions,
-products in half precision) is asked of `library`, which `backend.memory.probe` answers by running the operator.
-On CUDA nothing is known here: 0.
+most 16 bytes, are left out everywhere). What only the library knows (`asked` says of which operators) is asked of
+`library`, which `backend.memory.probe` answers by running the operator. On CUDA nothing is known here: 0.
 """
 
 from __future__ import annotations
@@ -17,14 +16,15 @@ from torch import fx
 
 from optpass.passes.memory.storage import nbytes
 from optpass.passes.memory.workspace import elementwise
-from optpass.passes.memory.workspace import library as libraries
+from optpass.passes.memory.workspace import library as formulas
+from optpass.passes.memory.workspace.asked import is_library
 from optpass.passes.memory.workspace.bodies import bodies_bytes
 from optpass.passes.memory.workspace.call import Call, elements, number
 
 #: Answers for operators of which only the library knows: bytes, or None where it cannot tell.
 Library = Callable[[Call], int | None]
 
-_RULES = {**elementwise.RULES, **libraries.RULES}
+_RULES = {**elementwise.RULES, **formulas.RULES}
 #: Operators that return statistics behind their first result.
 _NORMS = frozenset({
     "native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit",
@@ -64,7 +64,7 @@ def op_workspace(
 
 def call_workspace(call: Call, library: Library | None = None) -> int:
     """As `op_workspace`, of a call that runs on a CPU, wherever its tensors are: those of a rehearsal are on `meta`."""
-    if library is not None and libraries.is_library(call):
+    if library is not None and is_library(call):
         measured = library(call)
         if measured is not None:
             return measured

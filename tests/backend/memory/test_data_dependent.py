@@ -93,7 +93,7 @@ def test_the_larger_branch_counts(inner: str, steps: Any) -> None:
     reference = steps.run(model, (more,), inner=inner)
     assert reference.error <= 0.005
     (budget,) = steps.budgets(reference, (0.4,))
-    for data in (more, less):
+    for data in (more, less) if inner == "aot_eager" else (more,):  # one graph, of which Inductor makes the same
         ran = steps.run(model, (data,), budget, inner=inner)
         assert ran.peak <= budget and ran.recomputed
         if inner == "aot_eager":

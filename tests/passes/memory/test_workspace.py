@@ -60,6 +60,25 @@ def _bag_backward(r: random.Random) -> Case:
     return aten._embedding_bag_backward.default, arguments, {}
 
 
+def _bag_weights(r: random.Random) -> Case:
+    weight, indices, offsets = (
+        torch.randn(50, 24),
+        torch.randint(0, 50, (n := r.randint(40, 90),)),
+        torch.arange(0, 40, 4),
+    )
+    out, bags, _, _ = aten._embedding_bag(weight, indices, offsets, False, 0, False, torch.rand(n))
+    bags = bags if r.random() < 0.5 else bags[:0]
+    return aten._embedding_bag_per_sample_weights_backward.default, (out, weight, indices, offsets, bags, 0), {}
+
+
+def _ctc_backward(r: random.Random) -> Case:
+    steps, batch, classes, most = r.randint(20, 40), r.randint(2, 6), r.randint(5, 20), r.randint(4, 9)
+    x, targets = torch.randn(steps, batch, classes).log_softmax(-1), torch.randint(1, classes, (batch, most))
+    lengths = [steps] * batch, [most] * batch
+    loss, alpha = aten._ctc_loss.default(x, targets, *lengths)
+    return aten._ctc_loss_backward.default, (torch.ones(batch), x, targets, *lengths, loss, alpha, 0), {}
+
+
 def _embedding_backward(r: random.Random) -> Case:
     gradient = torch.randn(r.randint(2, 9), r.randint(2, 9), 24)
     indices = torch.randint(0, 30, gradient.shape[:2])
@@ -175,6 +194,8 @@ CASES: dict[str, Callable[[random.Random], Case]] = {
     "kthvalue": lambda r: (aten.kthvalue.default, ((x := _x(r)), r.randint(1, x.shape[-1])), {}),
     "upsample nearest": lambda r: (aten.upsample_nearest2d.default, _resized(r), {}),
     "upsample linear": lambda r: (aten.upsample_bilinear2d.default, (*_resized(r), False), {}),
+    "ctc backward": _ctc_backward,
+    "embedding bag weights": _bag_weights,
     "upsample cubic": lambda r: (aten.upsample_bicubic2d.default, (*_resized(r), False), {}),
 }  # fmt: skip
 if hasattr(torch.ops.prims, "fma"):  # Inductor's, from torch 2.12 on
@@ -246,6 +267,80 @@ def test_what_only_the_library_knows_is_asked_of_it() -> None:
     aten.mm(*halves[1])
     inside, out = measured(halves)
     assert op_workspace(*halves, out, library=library_workspace) == inside
+
+
+def _trilinear(r: random.Random) -> Case:
+    """As a bilinear layer calls it."""
+    x, w, y = torch.randn(r.randint(9, 30), 12), torch.randn(7, 12, 9), torch.randn(1, 9)
+    return aten._trilinear.default, (x, w, y.expand(len(x), 9), [1, 3], [0], [1, 2], [2, 3]), {}
+
+
+def _unfold(r: random.Random) -> Case:
+    return aten.im2col.default, (torch.randn(2, 3, r.randint(9, 20), 9), [2, 2], [1, 1], [0, 0], [1, 1]), {}
+
+
+def _volumes(r: random.Random) -> Case:
+    return aten.upsample_nearest3d.default, (torch.randn(2, 3, 5, 6, 7), [r.randint(8, 20), 9, 10]), {}
+
+
+def _margin_backward(r: random.Random) -> Case:
+    return aten.soft_margin_loss_backward.default, (torch.randn(()), (x := _x(r)), x.sign(), 1), {}
+
+
+def _pooled_backward(r: random.Random) -> Case:
+    """In channels last, with a gradient that is not."""
+    x = torch.randn(2, r.randint(3, 9), 8, 8).contiguous(memory_format=torch.channels_last)
+    out, indices = aten.max_pool2d_with_indices(x, [2, 2])
+    gradient = torch.randn(out.shape)
+    return (
+        aten.max_pool2d_with_indices_backward.default,
+        (gradient, x, [2, 2], [2, 2], [0, 0], [1, 1], False, indices),
+        {},
+    )
+
+
+def _padded(r: random.Random) -> Case:
+    return aten.reflection_pad2d.default, (torch.randn(9, r.randint(9, 20), 3, 2).permute(3, 2, 0, 1), [1, 2, 1, 2]), {}
+
+
+def _scattered_halves(r: random.Random) -> Case:
+    return aten.scatter_add.default, ((x := _x(r, bf16)), 1, torch.zeros_like(x, dtype=i64), x), {}
+
+
+def _added_halves(r: random.Random) -> Case:
+    x = _x(r, bf16).contiguous()
+    return aten.index_add_.default, (x, 0, torch.zeros(2, dtype=i64), x[:2].clone()), {}
+
+
+ASKED: dict[str, Callable[[random.Random], Case]] = {
+    "distances": lambda r: (aten._euclidean_dist.default, (torch.randn(r.randint(30, 90), 9), torch.randn(40, 9)), {}),
+    "roll": lambda r: (aten.roll.default, (_x(r), [1, -2], [0, 1]), {}),
+    "trilinear": _trilinear,
+    "fft": lambda r: (aten._fft_c2c.default, (_x(r).to(torch.cfloat), [0], 0, True), {}),
+    "unfold": _unfold,
+    "upsample volumes": _volumes,
+    "inverse": lambda r: (aten.linalg_inv_ex.default, (torch.eye(r.randint(20, 60)).expand(3, -1, -1),), {}),
+    "margin backward": _margin_backward,
+    "pooling backward": _pooled_backward,
+    "padding": _padded,
+    "triangle": lambda r: (aten.tril.default, (_x(r)[0].t(),), {}),
+    "gather halves": lambda r: (aten.gather.default, ((x := _x(r, bf16)), 0, torch.zeros_like(x, dtype=i64)), {}),
+    "scatter halves": _scattered_halves,
+    "index halves": _added_halves,
+    "sum halves": lambda r: (aten.sum.dim_IntList, (_x(r, bf16), [0, 1]), {}),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_what_no_formula_tells_is_asked_of_the_library(name: str) -> None:
+    """Whatever is in the tensors."""
+    torch.manual_seed(seed := random.randrange(1 << 30))
+    generator = random.Random(seed)
+    for _ in range(3):
+        case = ASKED[name](generator)
+        case[0](*case[1], **case[2])
+        inside, out = measured(case)
+        assert abs(op_workspace(*case, out, library=library_workspace) - inside) <= SCALARS, f"seed {seed}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,0 +1,58 @@
+"""Which operators' workspaces are asked of the library: only running them on this processor tells, or no formula does.
+
+All of them allocate the same whatever is in their tensors, so that zeros will do.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from optpass.passes.memory.workspace import elementwise
+from optpass.passes.memory.workspace import library as formulas
+from optpass.passes.memory.workspace.call import Call
+
+_RULES = {**elementwise.RULES, **formulas.RULES}
+#: Products that oneDNN computes, in layouts and with scratchpads of its own choice for this processor.
+_CONVOLUTIONS = frozenset(
+    ("convolution", "convolution_backward", "_convolution", "mkldnn_convolution", "mkldnn_rnn_layer",
+     "mkldnn_rnn_layer_backward", "thnn_conv2d", "_slow_conv2d_forward", "_slow_conv2d_backward", "slow_conv3d_forward",
+     "slow_conv_transpose2d")
+)  # fmt: skip
+#: What is composed of other operators inside of ATen, or copies its operands in ways of its own.
+_COMPOSED = frozenset(
+    ("_euclidean_dist", "_trilinear", "dist", "ldexp", "renorm", "roll", "im2col", "col2im", "index_reduce", "histc",
+     "mvlgamma", "_chunk_cat", "soft_margin_loss_backward", "_fft_c2c", "_fft_r2c", "_fft_c2r", "_unsafe_masked_index",
+     "_unsafe_masked_index_put_accumulate", "cholesky_solve")
+)  # fmt: skip
+#: Beginnings of the names of whole families that are asked where there is no formula.
+_FAMILIES = ("linalg_", "_linalg_", "upsample_", "_upsample_")
+#: What computes half precision by oneDNN, or in buffers of float32.
+_HALF_PRECISION = frozenset(
+    ("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "gather", "scatter", "scatter_add", "scatter_reduce", "index_add",
+     "_embedding_bag", "sum", "binary_cross_entropy_with_logits", "native_batch_norm_backward", "batch_norm_backward",
+     *(name for name in _RULES if "attention" in name))
+)  # fmt: skip
+#: What copies operands that are not laid out as it reads them, and parts of names that say so of a family.
+_READS_ROWS = frozenset(
+    ("tril", "triu", "max", "min", "aminmax", "index_select", "log_sigmoid_forward", "narrow_copy", "searchsorted",
+     "bucketize", "channel_shuffle", "multi_margin_loss", "multi_margin_loss_backward",
+     "multilabel_margin_loss_forward",
+     "multilabel_margin_loss_backward", "binary_cross_entropy_with_logits", "upsample_bicubic2d",
+     "_cdist_forward", "_cdist_backward", "segment_reduce", "_segment_reduce_backward")
+)  # fmt: skip
+_READ_ROWS = ("pool", "_pad")
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def is_library(call: Call) -> bool:
+    """Whether the library is asked for the workspace of a call."""
+    name = call.name if call.name.startswith("_") else call.name.removesuffix("_")  # in place, too
+    if name in _CONVOLUTIONS or name in _COMPOSED:
+        return True
+    if name.startswith(("mkldnn.", "onednn.", "mkl.", "optpass.")):
+        return True
+    if name.startswith(_FAMILIES) and name not in _RULES:
+        return True
+    if name in _READS_ROWS or any(part in name for part in _READ_ROWS):
+        return not all(t.is_contiguous() for _, t in call.tensors())
+    return name in _HALF_PRECISION and any(t.dtype in _HALF for _, t in call.tensors())
