@@ -225,8 +225,16 @@ RULES: Mapping[str, Callable[[Call], int]] = {
     "binary_cross_entropy_with_logits": _logits_loss,
 }
 
+
+def retained_fold(call: Call) -> int:
+    """The result is made in the size of the columns first (`col2im_out_cpu_template`, Col2Im.cpp)."""
+    result = call.result()
+    return max(0, nbytes(call.tensor("self")) - nbytes(result)) if result is not None else 0
+
+
 #: Operators whose result holds more bytes than its own elements.
 RETAINED: Mapping[str, Callable[[Call], int]] = {
     **dict.fromkeys(("mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss"), retained_loss),
+    "col2im": retained_fold,
     **dict.fromkeys(("copy", "slice_scatter", "select_scatter", "diagonal_scatter"), retained_copy),
 }

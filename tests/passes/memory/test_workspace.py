@@ -234,6 +234,15 @@ def test_a_reduced_loss_keeps_the_bytes_of_its_elements(name: str) -> None:
     assert out.untyped_storage().nbytes() == out.element_size() + retained_bytes(*case, out)
 
 
+def test_what_is_folded_keeps_the_bytes_of_its_columns() -> None:
+    columns = torch.randn(random.randint(1, 4), 12, 36)
+    columns = columns.transpose(1, 2).contiguous().transpose(1, 2) if random.random() < 0.5 else columns
+    case: Case = (aten.col2im.default, (columns, [7, 7], [2, 2], [1, 1], [0, 0], [1, 1]), {})
+    inside, out = measured(case)
+    assert out.untyped_storage().nbytes() == out.numel() * 4 + retained_bytes(*case, out) > out.numel() * 4
+    assert op_workspace(*case, out, library=library_workspace) == inside
+
+
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("wide", [True, False])
 def test_statistics_of_halves_are_as_wide_as_the_parameters(half: torch.dtype, wide: bool) -> None:
