@@ -27,7 +27,6 @@ _ENDS = frozenset(
 )
 #: Functions that multiply matrices, by name.
 _MULTIPLY = frozenset("matmul bmm baddbmm mm einsum".split())
-#: Parts of the names of products.
 #: Functions after which a value is another quantity, beside `_ENDS`.
 _OTHER = frozenset("linear layer_norm rms_norm group_norm batch_norm cross_entropy _autograd_grad".split())
 #: Where a transform of `torch.func` that differentiates begins and ends.

@@ -62,7 +62,7 @@ class _Lowering:
             # with it, a product of matrices takes twice the time.
             dispatcher = getattr(torch._C, "_EnablePythonDispatcher", contextlib.nullcontext)
             symbolic = dispatcher() if any(map(nodes.is_symbolic, self.graph.nodes)) else contextlib.nullcontext()
-            beside = frozenset() if whole else reach.beside(self.graph, self._ends)
+            beside = frozenset() if whole else reach.beside(self.graph)
             for context in (autocast.restored(), torch.no_grad(), symbolic, self.mode, Recorder(self)):
                 stack.enter_context(context)
             for node in self.graph.nodes:
@@ -115,13 +115,6 @@ class _Lowering:
             return self._closed(node)
         self.program.ran.add(node)
         return result
-
-    def _ends(self, node: fx.Node) -> bool:
-        """Whether a node returns another quantity than it is given, whatever that is."""
-        name = nodes.function_name(node)
-        if name == "linear":  # of a weight that may be computed, it may be a product with v
-            return all(given.op in ("placeholder", "get_attr") for given in node.all_input_nodes[1:])
-        return name in nodes.CLOSED - nodes.ACTIVATIONS
 
     def _of_made_weight(self, node: fx.Node) -> bool:
         """Whether a linear layer's weight is computed: `F.linear(q, k)` is q kᵀ."""

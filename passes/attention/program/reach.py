@@ -7,7 +7,7 @@ to any softmax has no part in scores, masks, weights or their product with v, no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 from torch import fx
@@ -28,18 +28,15 @@ def has_softmax(graphs: Iterable[fx.Graph]) -> bool:
     return any(_may_be_softmax(node) for graph in graphs for node in graph.nodes)
 
 
-def beside(graph: fx.Graph, ends: Callable[[fx.Node], bool]) -> frozenset[fx.Node]:
+def beside(graph: fx.Graph) -> frozenset[fx.Node]:
     """Nodes of `graph` that return tensors and have nothing to do with a softmax.
 
-    None where a node writes to a tensor, runs a graph or a module, or stands under a transform: who is given what
-    does not tell then what belongs together.
-
-    Args:
-        ends: whether what a node returns is another quantity than what it is given.
+    There are none where a node writes to a tensor, runs a graph or a module, or stands under a transform: who is given
+    what does not tell then what belongs together.
     """
     if any(nodes.function_name(n) in _TRANSFORMS or written(n)[0] for n in graph.nodes):
         return frozenset()
-    joining = [n for n in graph.nodes if n.op.startswith("call_") and _returns_tensors(n) and not ends(n)]
+    joining = [n for n in graph.nodes if n.op.startswith("call_") and _returns_tensors(n) and not _ends(n)]
     apart = set(joining)
     todo = [n for n in joining if _may_be_softmax(n)]
     apart.difference_update(todo)
@@ -49,6 +46,14 @@ def beside(graph: fx.Graph, ends: Callable[[fx.Node], bool]) -> frozenset[fx.Nod
         apart.difference_update(near)
         todo += near
     return frozenset(apart)
+
+
+def _ends(node: fx.Node) -> bool:
+    """Whether a node returns another quantity than it is given, whatever that is."""
+    name = nodes.function_name(node)
+    if name == "linear":  # of a weight that may be computed, it may be a product with v
+        return all(given.op in ("placeholder", "get_attr") for given in node.all_input_nodes[1:])
+    return name in nodes.CLOSED - nodes.ACTIVATIONS
 
 
 def _may_be_softmax(node: fx.Node) -> bool:
