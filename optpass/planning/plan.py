@@ -108,7 +108,7 @@ _NO_OPTIMIZER = OptimizerCost(optimizers.NONE, 0, 0)
 
 
 def _asked(call: Call) -> int | None:
-    """Of a call that takes no more than `_MOST_BYTES`."""
+    """What the library says of a call; None of one that takes more than `_MOST_BYTES`."""
     return library_workspace(call) if call.nbytes <= _MOST_BYTES else None
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import torch
 
-from optpass.passes.memory.workspace import elementwise
-from optpass.passes.memory.workspace import library as formulas
+from optpass.passes.memory.workspace import elementwise, library
 from optpass.passes.memory.workspace.call import Call
 
-_RULES = {**elementwise.RULES, **formulas.RULES}
+#: Every formula, by the operator's name.
+FORMULAS = {**elementwise.RULES, **library.RULES}
 #: Products that oneDNN computes, in layouts and with scratchpads of its own choice for this processor.
 _CONVOLUTIONS = frozenset(
     ("convolution", "convolution_backward", "_convolution", "mkldnn_convolution", "mkldnn_rnn_layer",
@@ -30,14 +30,13 @@ _FAMILIES = ("linalg_", "_linalg_", "upsample_", "_upsample_")
 _HALF_PRECISION = frozenset(
     ("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "gather", "scatter", "scatter_add", "scatter_reduce", "index_add",
      "_embedding_bag", "sum", "binary_cross_entropy_with_logits", "native_batch_norm_backward", "batch_norm_backward",
-     *(name for name in _RULES if "attention" in name))
+     *(name for name in FORMULAS if "attention" in name))
 )  # fmt: skip
 #: What copies operands that are not laid out as it reads them, and parts of names that say so of a family.
 _READS_ROWS = frozenset(
     ("tril", "triu", "max", "min", "aminmax", "index_select", "log_sigmoid_forward", "narrow_copy", "searchsorted",
-     "bucketize", "channel_shuffle", "multi_margin_loss", "multi_margin_loss_backward",
-     "multilabel_margin_loss_forward",
-     "multilabel_margin_loss_backward", "binary_cross_entropy_with_logits", "upsample_bicubic2d",
+     "bucketize", "channel_shuffle", "multi_margin_loss", "multi_margin_loss_backward", "upsample_bicubic2d",
+     "multilabel_margin_loss_forward", "multilabel_margin_loss_backward", "binary_cross_entropy_with_logits",
      "_cdist_forward", "_cdist_backward", "segment_reduce", "_segment_reduce_backward")
 )  # fmt: skip
 _READ_ROWS = ("pool", "_pad")
@@ -51,8 +50,9 @@ def is_library(call: Call) -> bool:
         return True
     if name.startswith(("mkldnn.", "onednn.", "mkl.", "optpass.")):
         return True
-    if name.startswith(_FAMILIES) and name not in _RULES:
+    if name.startswith(_FAMILIES) and name not in FORMULAS:
         return True
-    if name in _READS_ROWS or any(part in name for part in _READ_ROWS):
-        return not all(t.is_contiguous() for _, t in call.tensors())
-    return name in _HALF_PRECISION and any(t.dtype in _HALF for _, t in call.tensors())
+    if name in _HALF_PRECISION and any(t.dtype in _HALF for _, t in call.tensors()):
+        return True
+    reads_rows = name in _READS_ROWS or any(part in name for part in _READ_ROWS)
+    return reads_rows and not all(t.is_contiguous() for _, t in call.tensors())

@@ -186,6 +186,12 @@ def retained_copy(call: Call) -> int:
     return max(0, number(given.untyped_storage().nbytes()) - number(result.untyped_storage().nbytes()))
 
 
+def retained_fold(call: Call) -> int:
+    """The result is made in the size of the columns first (`col2im_out_cpu_template`, Col2Im.cpp)."""
+    result = call.result()
+    return max(0, nbytes(call.tensor("self")) - nbytes(result)) if result is not None else 0
+
+
 def retained_loss(call: Call) -> int:
     """A loss that is reduced into the tensor that held its elements keeps their storage.
 
@@ -224,13 +230,6 @@ RULES: Mapping[str, Callable[[Call], int]] = {
     "huber_loss": _pair_loss,
     "binary_cross_entropy_with_logits": _logits_loss,
 }
-
-
-def retained_fold(call: Call) -> int:
-    """The result is made in the size of the columns first (`col2im_out_cpu_template`, Col2Im.cpp)."""
-    result = call.result()
-    return max(0, nbytes(call.tensor("self")) - nbytes(result)) if result is not None else 0
-
 
 #: Operators whose result holds more bytes than its own elements.
 RETAINED: Mapping[str, Callable[[Call], int]] = {

@@ -16,15 +16,13 @@ from torch import fx
 
 from optpass.passes.memory.storage import nbytes
 from optpass.passes.memory.workspace import elementwise
-from optpass.passes.memory.workspace import library as formulas
-from optpass.passes.memory.workspace.asked import is_library
+from optpass.passes.memory.workspace.asked import FORMULAS, is_library
 from optpass.passes.memory.workspace.bodies import bodies_bytes
 from optpass.passes.memory.workspace.call import Call, elements, number
 
 #: Answers for operators of which only the library knows: bytes, or None where it cannot tell.
 Library = Callable[[Call], int | None]
 
-_RULES = {**elementwise.RULES, **formulas.RULES}
 #: Operators that return statistics behind their first result.
 _NORMS = frozenset({
     "native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit",
@@ -68,7 +66,7 @@ def call_workspace(call: Call, library: Library | None = None) -> int:
         measured = library(call)
         if measured is not None:
             return measured
-    rule = _RULES.get(call.name)
+    rule = FORMULAS.get(call.name)
     if rule is not None:
         return rule(call)
     return elementwise.promotion(call) if torch.Tag.pointwise in call.target.tags else 0

@@ -336,6 +336,7 @@ ASKED: dict[str, Callable[[random.Random], Case]] = {
     "gather halves": lambda r: (aten.gather.default, ((x := _x(r, bf16)), 0, torch.zeros_like(x, dtype=i64)), {}),
     "scatter halves": _scattered_halves,
     "index halves": _added_halves,
+    "logits halves": lambda r: (aten.binary_cross_entropy_with_logits.default, ((x := _x(r, bf16)), x.sigmoid()), {}),
     "sum halves": lambda r: (aten.sum.dim_IntList, (_x(r, bf16), [0, 1]), {}),
 }
 
