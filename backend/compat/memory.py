@@ -14,6 +14,7 @@ from unittest import mock
 import torch
 from torch import fx
 
+from optpass.backend.compat import memory_known
 from optpass.backend.compat.attention_matcher import shielded
 from optpass.backend.compat.inductor import inductor_config
 from optpass.backend.compat.memory_index import indices_kept as indices_kept
@@ -34,7 +35,8 @@ class Lowered:
     Attributes:
         source: the Python module whose `call(args)` runs the graph.
         constants: what that module finds in its namespace: tensors and objects that the graph holds.
-        work: what `reusing` compiles the graph from; None where it is compiled already.
+        work: what `reusing` compiles the graph from, or what it is to be compiled under where the text was remembered;
+            None where it is compiled already.
     """
 
     source: str
@@ -110,6 +112,9 @@ def lower(
         _thawed(gm),
     ):
         key = key_of(gm, example_inputs, is_backward, checked, donated)
+        digest = memory_known.digest_of(key, gm, example_inputs, improve)
+        if (source := memory_known.known(digest)) is not None:
+            return Lowered(source, work=Work(key, settings=further, improve=improve))
         try:
             fx_codegen_and_compile(
                 gm,
@@ -126,6 +131,8 @@ def lower(
                 extern_node_serializer=None,
             )
         except _Stop as stopped:
+            if not stopped.lowered.constants:
+                memory_known.remember(digest, stopped.lowered.source)
             return stopped.lowered
     raise RuntimeError("Inductor compiled a graph without generating a wrapper for it")
 

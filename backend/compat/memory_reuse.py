@@ -27,14 +27,14 @@ class Work:
     """A lowering that has generated its code, and what it was made for.
 
     `settings` and `improve` are what it was lowered under beyond the settings of the compile; Inductor compiles under
-    them too, where it has to lower the graph again.
+    them too, where it has to lower the graph again: always where `graph` is None, as what it generates was remembered.
     """
 
     key: tuple[Any, ...]
-    graph: Any
-    gm: fx.GraphModule
-    fake_mode: Any
-    code: Any
+    graph: Any = None
+    gm: Any = None
+    fake_mode: Any = None
+    code: Any = None
     settings: dict[str, Any] = field(default_factory=dict)
     improve: Improve | None = None
 
@@ -84,7 +84,7 @@ def _settings() -> tuple[tuple[str, str], ...]:
 @contextlib.contextmanager
 def reusing(work: Work | None) -> Iterator[None]:
     """Inside, Inductor compiles the graph of `work` from it; None for no effect. A lowering is used once."""
-    if work is None or not hasattr(work.graph, "_compile_to_module_lines"):
+    if work is None:
         yield
         return
     import torch._inductor.config as config
@@ -92,7 +92,7 @@ def reusing(work: Work | None) -> Iterator[None]:
     from torch._inductor.utils import get_donated_idxs
 
     lower = module.fx_codegen_and_compile
-    left = [work]
+    left = [work] if hasattr(work.graph, "_compile_to_module_lines") else []
 
     def finish(gm: fx.GraphModule, example_inputs: Sequence[Any], inputs_to_check: Sequence[int], **kwargs: Any) -> Any:
         arguments = (bool(kwargs.get("is_backward")), inputs_to_check, get_donated_idxs() or ())

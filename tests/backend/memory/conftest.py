@@ -11,6 +11,8 @@ from types import ModuleType
 
 import pytest
 
+from optpass.backend.compat import memory_known
+
 
 def _load(name: str, path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
@@ -41,7 +43,9 @@ def _hasty(hasty: None) -> None:
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    """What was there before the test is not looked through: each plan asks all living objects for its optimizer."""
+    """What was there before the test is not looked through: each plan asks all living objects for its optimizer. And
+    nothing is remembered of what Inductor generated."""
+    memory_known.forget()
     gc.freeze()
     yield
     gc.unfreeze()
