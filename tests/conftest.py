@@ -35,6 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
         # What an earlier run compiled would be taken from there, and not be compiled again.
         folder = tempfile.mkdtemp(prefix="optpass-tests-")
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        # What the processor says that it can do is taken; each new cache would build a trial of it.
+        os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
         children = str(Path(__file__).with_name("children"))
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (children, os.environ.get("PYTHONPATH"))))

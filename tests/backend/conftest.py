@@ -79,7 +79,6 @@ def python(tmp_path: Path) -> Callable[..., Finished]:
             "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
             "OPTPASS_CACHE_DIR": str(tmp_path / "optpass"),
             "OMP_NUM_THREADS": "1",
-            "TORCHINDUCTOR_VEC_ISA_OK": "1",  # what the processor says is taken; a new cache would build a trial of it
         }
         done = subprocess.run(
             [sys.executable, str(script), *argv], cwd=tmp_path, env=clean | own | environ, capture_output=True,

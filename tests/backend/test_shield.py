@@ -179,7 +179,8 @@ def assert_all_right(programs: list[Program], train: bool, harness: Any) -> None
         assert_right(names[int(key.split()[1])], ours.grads[key], grad)
 
 
-@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.by_turns
+@pytest.mark.parametrize("train", [True, False])
 def test_right_under_inductor(train: bool, harness: Any, fresh: torch.Generator) -> None:
     assert_all_right(PROGRAMS[1::4] if not train else [p for p in PROGRAMS if p.trains][::3], train, harness)
 

@@ -31,7 +31,7 @@ class Branches(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.other, self.head = stack(32, 1), stack(32, 2), stack(32, 6)
+        self.one, self.other, self.head = nn.Linear(32, 32), stack(32, 1), stack(32, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(torch.cond(x.sum() > 0, self.one, self.other, (x,))).square().mean()
@@ -42,7 +42,7 @@ class SomeRows(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stack = stack(32, 3)
+        self.stack = stack(32, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.stack(x[x[:, 0] > -99.0]).square().mean()
@@ -70,7 +70,7 @@ class FewerThanSaid(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stack = stack(32, 3)
+        self.stack = stack(32, 2)
 
     def forward(self, x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
         rows = count.item()

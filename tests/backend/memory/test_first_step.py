@@ -122,6 +122,7 @@ def test_outputs_that_no_loss_reads_refuse_no_budget():
     assert peak <= figures["predicted_peak_bytes"] <= budget
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("told", [False, True])
 def test_a_graph_that_is_called_again_before_its_backward_holds_less(told):
     """Ten runs of one graph in the first step: where its caller does not tell, the first ones hold what the plan of one
@@ -228,6 +229,7 @@ def test_modules_of_other_backends_take_no_room(in_place):
     assert ours == {"optpass": True, "inductor": False, "aot_eager": False} and held
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize(("calls", "parts"), [(2, (0.4, 0.7)), (3, (0.3, 0.4, 0.6))])
 def test_a_network_whose_caller_calls_it_again_leaves_room_for_that(calls, parts):
     """Runs of one network before one backward: the first is planned when no other has run."""

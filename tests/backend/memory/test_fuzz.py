@@ -203,7 +203,7 @@ programs = st.builds(
 
 
 @settings(
-    max_examples=6, derandomize=True, deadline=None, database=None, phases=[Phase.generate],
+    max_examples=4, derandomize=True, deadline=None, database=None, phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 @given(program=programs, share=st.floats(0.1, 0.9))

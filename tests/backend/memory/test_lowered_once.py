@@ -19,7 +19,8 @@ from optpass.backend.memory.partition import partitioner as partition
 from optpass.errors import BudgetInfeasibleError
 
 
-@pytest.mark.parametrize("binds", [False, True])
+@pytest.mark.by_turns
+@pytest.mark.parametrize("binds", [True, False])
 def test_inductor_goes_on_from_the_replay(monkeypatch: pytest.MonkeyPatch, binds: bool) -> None:
     replays: list[int] = []
     generated: list[GraphLowering] = []

@@ -111,7 +111,8 @@ def evaluated(call, of_the_same=False):
     return step, (model,), (given,)
 
 
-@pytest.mark.parametrize("program", [taught_first, encoded])
+@pytest.mark.by_turns
+@pytest.mark.parametrize("program", [encoded, taught_first])
 def test_what_runs_ahead_of_a_step_is_part_of_it(program, steps):
     """Of no plan's choosing: a budget below it is refused, in the first step where it has run before."""
     peak, results, predicted, _ = steps.measured(program, 10**10)
@@ -127,6 +128,7 @@ def test_what_runs_ahead_of_a_step_is_part_of_it(program, steps):
     gc.collect()
 
 
+@pytest.mark.by_turns
 @pytest.mark.parametrize("program", [evaluated, functools.partial(evaluated, of_the_same=True)], ids=["other", "all"])
 def test_an_evaluation_between_steps_is_no_part_of_one(program, steps):
     _, _, predicted, held = steps.measured(program, 10**10)
@@ -134,7 +136,8 @@ def test_an_evaluation_between_steps_is_no_part_of_one(program, steps):
     steps.measured(program, int(1.01 * predicted))
 
 
-@pytest.mark.parametrize("program", [judged, taught])
+@pytest.mark.by_turns
+@pytest.mark.parametrize("program", [taught, judged])
 def test_what_runs_between_counts_too(program, steps):
     peak, results, predicted, held = steps.measured(program, 10**10)
     assert abs(predicted - peak) <= 0.001 * peak

@@ -29,6 +29,7 @@ log_every = 2
 {training}
 [training.model_config]
 vocab = 257
+layers = 1
 [options]
 inner = "aot_eager"
 """

@@ -73,7 +73,7 @@ def _cases(everything: bool) -> Iterator[Any]:
     """Forms in each dtype, in inference and in training; those that are `ALIKE` in one case of the four, by turns."""
     turns = itertools.count()
     for form in (f for f in FORMS if f.group == "form"):
-        alike = form.program.__module__.rpartition(".")[-1] in ALIKE
+        alike = _alike(form)
         turn = next(turns) if alike else 0
         for (i, (dtype, value)), (j, (mode, training)) in itertools.product(
             enumerate(DTYPES.items()), enumerate(MODES.items())
@@ -82,16 +82,23 @@ def _cases(everything: bool) -> Iterator[Any]:
                 yield pytest.param(form, value, training, id=f"{form.name}-{dtype}-{mode}")
 
 
+def _alike(form: Any) -> bool:
+    return form.program.__module__.rpartition(".")[-1] in ALIKE
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`form`, `mask_form` and `almost_form` run over their groups; `dynamic_form` and `dropout_form` over parts.
+    """`form`, `mask_form` and `almost_form` run over their groups; `dynamic_form` and `dropout_form` over parts, and
+    `some_form` over one of three where forms are `ALIKE`.
 
     A test of `form`, `dtype` and `training` runs over `_cases`.
     """
     if {"form", "dtype", "training"} <= set(metafunc.fixturenames):
         metafunc.parametrize(("form", "dtype", "training"), _cases(metafunc.config.option.all_runs))
         return
+    everything, turns = metafunc.config.option.all_runs, itertools.count()
     chosen: dict[str, Callable[[Any], bool]] = {
         "form": lambda f: f.group == "form",
+        "some_form": lambda f: f.group == "form" and (everything or not _alike(f) or next(turns) % 3 == 0),
         "mask_form": lambda f: f.group == "mask",
         "almost_form": lambda f: f.group == "almost",
         "dynamic_form": lambda f: f.group == "form" and f.dynamic,

@@ -160,7 +160,7 @@ def test_form(
 
 
 def test_in_blocks(
-    form: Any, harness: Any, exact: Any, compiled: Any, seeded: int, monkeypatch: pytest.MonkeyPatch
+    some_form: Any, harness: Any, exact: Any, compiled: Any, seeded: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Our own operator in the place of the kernel, in training and in bfloat16, which it is for."""
     asked = []
@@ -174,7 +174,7 @@ def test_in_blocks(
     def by_the_gate(program: Any) -> Any:
         return compiled(program, inner="eager", mode="auto")
 
-    reference, ours, eager = both(form, torch.bfloat16, True, by_the_gate, harness, exact, seeded)
+    reference, ours, eager = both(some_form, torch.bfloat16, True, by_the_gate, harness, exact, seeded)
     sites = optpass.report().sites("attention")
     assert all(site.after.startswith("attention in blocks") for site in sites)
     assert len(sites) == asked.count("blocks")  # none in float32, with dropout, with a gradient to the mask

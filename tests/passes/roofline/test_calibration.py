@@ -347,7 +347,8 @@ def test_without_a_compiler_eager_kernels_stand_in(
 
 
 @pytest.mark.slow
-def test_a_whole_calibration_is_valid_and_leaves_the_caller_alone() -> None:
+def test_a_whole_calibration_is_valid_and_leaves_the_caller_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "Budget", lambda: Budget(total_s=0.005))
     told: list[tuple[float, str]] = []
     torch.manual_seed(7)
     expected = torch.rand(3)

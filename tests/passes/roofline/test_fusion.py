@@ -135,7 +135,8 @@ def test_every_model_has_a_kernel_for_every_op_that_computes(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt", "dlrm"])
+@pytest.mark.by_turns
+@pytest.mark.parametrize("name", ["dlrm", "gpt"])
 def test_bytes_are_those_of_inductors_kernels(name: str) -> None:
     from optpass.bench.fusion_bytes import measure
 
