@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -184,13 +184,9 @@ LAYERS: dict[str, tuple[nn.Module, tuple[Any, ...]]] = {
 }
 
 
-def _layers() -> Iterator[Any]:
-    for name in LAYERS:
-        for table in ("undecomposed", "inductor"):
-            yield pytest.param(name, table, id=f"{name}-{table}")
-
-
-@pytest.mark.parametrize(("name", "table"), list(_layers()))
+@pytest.mark.by_turns
+@pytest.mark.parametrize("table", ["undecomposed", "inductor"])
+@pytest.mark.parametrize("name", LAYERS)
 def test_layers_have_no_unknown_ops(name: str, table: str, trace_module: Any) -> None:
     module, inputs = LAYERS[name]
     traced = trace_module(module, *inputs, decompositions=DECOMPOSITIONS[table])
