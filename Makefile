@@ -25,9 +25,9 @@ install: $(STAMP)  ## make the virtual environment and install the pinned set
 demo: $(STAMP)  ## train a small GPT with backend="optpass" on the Python standard library's sources
 	$(BIN)/optpass train examples/gpt-demo.toml
 
-test: $(STAMP)  ## the whole test suite; SEED=N draws the random numbers of an earlier run again
+test: $(STAMP)  ## the test suite; SEED=N draws an earlier run's numbers again, PART=N takes every second slow test
 	@: # hundreds of processes import torch: without bytecode on disk each compiles its sources again
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(if $(SEED),--seed $(SEED))
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(if $(SEED),--seed $(SEED)) $(if $(PART),--part $(PART))
 
 check: check-style check-types check-generated  ## ruff, mypy --strict, import-linter, generated files up to date
 

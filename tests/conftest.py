@@ -25,6 +25,8 @@ settings.register_profile("seeded", derandomize=True)
 def pytest_addoption(parser: pytest.Parser) -> None:
     help_text = "draw the random numbers of an earlier run again; without it they are new, and the run says its seed"
     parser.addoption("--seed", type=int, default=None, help=help_text)
+    help_text = "run every second of the tests marked `slow`; with the next number, the others"
+    parser.addoption("--part", type=int, default=None, help=help_text)
     help_text = "run what is marked `by_turns` with both values of its last parameter"
     parser.addoption("--all-runs", action="store_true", help=help_text)
 
@@ -54,12 +56,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of tests marked `by_turns`, whose last parameter has two values, one of each pair: the first, then the second."""
+    """Of tests marked `by_turns`, whose last parameter has two values, one of each pair: the first, then the second.
+    With `--part N`, every second of those marked `slow`; four numbers that follow each other run all there are."""
     if config.option.all_runs:
         return
+    part = config.option.part or 0
     marked = [item for item in items if item.get_closest_marker("by_turns")]
     functions = [list(of) for _, of in itertools.groupby(marked, lambda item: item.nodeid.partition("[")[0])]
-    left = {item for of in functions for i, item in enumerate(of) if (i // 2 + i) % 2}
+    left = {item for of in functions for i, item in enumerate(of) if (i // 2 + i + part // 2) % 2}
+    if config.option.part is not None:
+        slow = [item for item in items if item.get_closest_marker("slow") and item not in left]
+        left.update(item for i, item in enumerate(slow) if (i + part) % 2)
     items[:] = [item for item in items if item not in left]
     config.hook.pytest_deselected(items=list(left))
 

@@ -179,6 +179,7 @@ def test_what_the_identity_covers() -> None:
     assert len({base, *other}) == len(other) + 1
 
 
+@pytest.mark.slow
 def test_sets_have_one_text_in_every_process(python: Callable[..., Any]) -> None:
     text = """
         import dataclasses, json

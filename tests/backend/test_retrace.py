@@ -136,6 +136,7 @@ def test_a_graph_without_any_is_left_as_it_is() -> None:
     assert retraceable(gm) is gm
 
 
+@pytest.mark.slow
 def test_a_step_that_is_planned_again_is_one_graph(hasty: None) -> None:
     """The optimizer has no state in the first step; the plan for the second one is made of the same graph."""
 

@@ -33,6 +33,7 @@ def compiled(options: dict[str, Any]) -> Any:
     return torch.compile(Block(), backend="optpass", options={"inner": "aot_eager", "strict": True, **options})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_checkpoints_around_a_compiled_block(options: dict[str, Any], drawn: int) -> None:
     """A checkpoint counts what is saved, in the forward and again; and gives out what it has packed only once."""

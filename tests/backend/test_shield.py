@@ -179,6 +179,7 @@ def assert_all_right(programs: list[Program], train: bool, harness: Any) -> None
         assert_right(names[int(key.split()[1])], ours.grads[key], grad)
 
 
+@pytest.mark.slow
 @pytest.mark.by_turns
 @pytest.mark.parametrize("train", [True, False])
 def test_right_under_inductor(train: bool, harness: Any, fresh: torch.Generator) -> None:
@@ -201,6 +202,7 @@ def no_code(uncached: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_fx, "compile_fx_inner", lambda gm, inputs, **_: compat.boxed_nop(gm, inputs))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_code")
 @pytest.mark.parametrize("train", [False, True])
 def test_the_graphs_that_inductor_makes_are_right(train: bool, harness: Any, fresh: torch.Generator) -> None:
@@ -264,6 +266,7 @@ def test_plain_inductor_keeps_its_patterns() -> None:
     assert seen == [("optpass", 0), ("inductor", 1), ("optpass", 0), ("inductor", 1)]
 
 
+@pytest.mark.slow
 def test_the_first_compile_decides_nothing(python: Callable[..., Any]) -> None:
     text = """
         import json, sys
@@ -331,6 +334,7 @@ def test_every_thread_for_itself() -> None:
     assert not compat.is_shielded()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("train", "order"),
     [(False, ["inductor", "optpass", "optpass", "inductor"]), (True, ["optpass", "inductor", "inductor", "optpass"])],

@@ -52,6 +52,7 @@ def step(call: Any, inputs: list[Tensor]) -> tuple[Tensor, ...]:
     return result.detach(), *torch.autograd.grad(result.sin().sum(), inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"memory_budget": 10**9}], ids=["plain", "budget"])
 @INNERS
 def test_the_graph_is_compiled_as_it_was(inner: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:

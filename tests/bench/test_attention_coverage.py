@@ -291,6 +291,7 @@ def test_the_share_of_all_sites_decides(monkeypatch: pytest.MonkeyPatch, fused: 
     assert any(note == "declined 4x: a reason" for note in result.notes) is (fused == 1)
 
 
+@pytest.mark.slow
 def test_a_part_of_the_models_decides_only_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     assert swept(monkeypatch, full=False).passed is None
     assert swept(monkeypatch, full=False, wrong="output 0: error 1").passed is False

@@ -174,6 +174,7 @@ def test_a_failure_before_anything_was_found_is_told(monkeypatch: pytest.MonkeyP
         _run(monkeypatch, Dead(_ways()))
 
 
+@pytest.mark.slow
 def test_the_ways_of_a_tiny_model_are_what_they_are_called(hasty: None) -> None:
     torch = pytest.importorskip("torch")
     overrides = {"targets": True, "dropout": 0.0, "batch": 4, "seq": 32, "layers": 1}

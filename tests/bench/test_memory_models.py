@@ -125,6 +125,7 @@ def test_cells_that_were_not_reached_decide_nothing(monkeypatch: pytest.MonkeyPa
     assert some.passed is None and any("not measured: unet" in note and "killed" in note for note in some.notes)
 
 
+@pytest.mark.slow
 def test_a_real_cell() -> None:
     torch = pytest.importorskip("torch")
     overrides = memory_models.overrides("mlp", BenchConfig(size="tiny")) | {"batch": 256, "layers": 4}

@@ -66,6 +66,7 @@ def test_the_pass_is_as_short_as_promised(root: Path, blocks: Callable[..., list
     assert len(lines) <= 60
 
 
+@pytest.mark.slow
 def test_the_pass_keeps_the_house_rules(root: Path, blocks: Callable[..., list[Any]], tmp_path: Path) -> None:
     """ruff, and mypy --strict."""
     import subprocess

@@ -72,6 +72,7 @@ def test_every_part_is_used_once(generate: ModuleType) -> None:
     assert sorted(used) == sorted(generate.PARTS)
 
 
+@pytest.mark.slow
 def test_output_depends_on_nothing_of_the_terminal(root: Path) -> None:
     """Narrow, coloured, hashed otherwise, in another folder and with options in the environment: the same text."""
     environment = {

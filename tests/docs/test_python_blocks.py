@@ -32,6 +32,7 @@ for position, (path, line, text, environment) in enumerate(json.load(sys.stdin))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["README.md", "docs/attention.md", "docs/memory.md"])
 def test_blocks_run(name: str, blocks: Callable[..., list[Any]], tmp_path: Path) -> None:
     import json

@@ -51,6 +51,7 @@ def probe(clean: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_wheel_is_what_is_imported(probe: dict[str, Any], clean: Any) -> None:
     assert probe["file"] == str(clean.site / "optpass" / "__init__.py")
     assert probe["outside"] == []

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -230,6 +231,7 @@ def copy_of(graph: fx.Graph) -> fx.Graph:
 APPLIED: list[int] = []
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(programs())
 def test_random_programs(spec: dict[str, Any]) -> None:

@@ -206,6 +206,7 @@ def test_an_inlined_function_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> N
     assert problem is not None and "not one argument" in problem
 
 
+@pytest.mark.slow
 def test_without_dynamos_decisions_by_name(python: Any) -> None:
     """A torch whose C++ part names Dynamo's decisions otherwise: imports work, the trace log tells the rest."""
     told = python("""

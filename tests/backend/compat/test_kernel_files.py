@@ -48,6 +48,7 @@ def check(kernels: dict[str, Any]) -> None:
         assert torch.equal(out, expected)
 
 
+@pytest.mark.slow
 def test_kernels_of_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
     files: list[str] = []
     load = Cache.load_async.__func__  # type: ignore[attr-defined]

@@ -122,6 +122,7 @@ def test_the_last_ones_are_remembered(monkeypatch: pytest.MonkeyPatch, generated
     assert len(generated) == 3
 
 
+@pytest.mark.slow
 def test_the_budget_that_a_refusal_names_is_lowered_once(generated: list[int]) -> None:
     """Its plan was looked at before, and comes out as it does where nothing is remembered."""
     net = nn.Sequential(*(layer for _ in range(2) for layer in (nn.Linear(32, 32), nn.GELU())))
@@ -134,7 +135,7 @@ def test_the_budget_that_a_refusal_names_is_lowered_once(generated: list[int]) -
         net.zero_grad()
         before = len(generated)
         options = {"memory_budget": budget, "optimizer": "none", "strict": True}
-        with inductor.patch(force_disable_caches=True):
+        with inductor.patch(force_disable_caches=True, fallback_by_default=True):  # no kernels
             torch.compile(lambda x: net(x).square().mean(), backend="optpass", options=options)(x).backward()
         (peak,) = (s.cost["predicted_peak_bytes"] for s in optpass.report().sites() if s.kind == "memory budget")
         return len(generated) - before, peak, [p.grad.clone() for p in net.parameters() if p.grad is not None]

@@ -245,6 +245,7 @@ def unrolled(call):
     return step, (model,), (given, first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [

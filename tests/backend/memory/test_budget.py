@@ -41,6 +41,7 @@ def check(ran, reference, steps):
     assert steps.equal(ran, reference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIZES)
 def test_a_budget_holds_and_is_used(name, steps):
     model, inputs = built(name)
@@ -85,6 +86,7 @@ def test_the_loss_may_be_outside(steps, programs):
         assert steps.equal(ran, reference)
 
 
+@pytest.mark.slow
 def test_gradients_of_micro_batches_are_counted(steps, programs):
     torch.manual_seed(0)
     model = programs.Stack(1, 32, 2, dropout=0.1)
@@ -119,6 +121,7 @@ def test_gradients_of_micro_batches_are_counted(steps, programs):
     assert steps.equal(ran, plain)
 
 
+@pytest.mark.slow
 def test_a_budget_below_the_floor_says_what_would_do(steps, programs):
     torch.manual_seed(0)
     model, x = programs.Stack(1, 32, 2), torch.randn(4, 32, 32)

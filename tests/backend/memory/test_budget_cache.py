@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 SCRIPT = """
     import json, sys, torch, optpass
     from optpass.passes.memory.search import refill
@@ -47,6 +49,7 @@ STEPS = """
 """
 
 
+@pytest.mark.slow
 def test_plans_in_two_processes(python):
     """The same budget hits and another one misses; what no cache knows comes out the same in every process."""
 

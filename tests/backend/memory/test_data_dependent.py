@@ -86,6 +86,7 @@ class AsManyAsSaid(nn.Module):
         return (x.sum() * torch.ones(rows)).square().mean()
 
 
+@pytest.mark.slow
 @INNERS
 def test_the_larger_branch_counts(inner: str, steps: Any) -> None:
     model = Branches()
@@ -100,6 +101,8 @@ def test_the_larger_branch_counts(inner: str, steps: Any) -> None:
             assert steps.same(ran.gradients, steps.run(model, (data,), inner=inner, measure=False).gradients)
 
 
+@pytest.mark.slow
+@pytest.mark.by_turns
 @pytest.mark.parametrize("rows", ["masked", "read"])
 @INNERS
 def test_sizes_count_as_what_they_can_be(inner: str, rows: str, steps: Any, captured: None) -> None:
@@ -114,6 +117,7 @@ def test_sizes_count_as_what_they_can_be(inner: str, rows: str, steps: Any, capt
     assert ran.peak <= budget and ran.error <= 0.005 and ran.recomputed
 
 
+@pytest.mark.slow
 def test_experts_fit(steps: Any, captured: None) -> None:
     model, data = Experts(), torch.randn(192, 32)
     reference = steps.run(model, (data,))

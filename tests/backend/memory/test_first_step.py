@@ -229,6 +229,7 @@ def test_modules_of_other_backends_take_no_room(in_place):
     assert ours == {"optpass": True, "inductor": False, "aot_eager": False} and held
 
 
+@pytest.mark.slow
 @pytest.mark.by_turns
 @pytest.mark.parametrize(("calls", "parts"), [(2, (0.4, 0.7)), (3, (0.3, 0.4, 0.6))])
 def test_a_network_whose_caller_calls_it_again_leaves_room_for_that(calls, parts):

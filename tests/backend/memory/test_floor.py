@@ -47,6 +47,7 @@ class Tied(nn.Module):
         return F.cross_entropy((x @ self.embedding.weight.t()).flatten(0, 1), target.flatten())
 
 
+@pytest.mark.slow
 def test_the_floor_is_below_checkpointing_by_hand(steps: Any) -> None:
     torch.manual_seed(0)
     by_hand, ids, target = Tied(by_hand=True), torch.randint(0, 1200, (4, 24)), torch.randint(0, 1200, (4, 24))
@@ -81,6 +82,7 @@ class Dropping(nn.Module):
         return x.square().mean()
 
 
+@pytest.mark.slow
 def test_masks_of_eagers_random_stream_are_drawn_once_and_counted(steps: Any) -> None:
     torch.manual_seed(0)
     model, ids = Dropping(), torch.randint(0, 100, (8, 32))
@@ -107,6 +109,7 @@ class Patches(nn.Module):
         return self.blocks(self.patch(images).flatten(2).transpose(1, 2)).square().mean()  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_convolutions_keep_their_layout_where_memory_is_short(steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the floor and above it."""
     torch.manual_seed(0)
@@ -145,6 +148,7 @@ class Filtered(nn.Module):
         return x + F.glu(self.out(F.gelu(y).transpose(1, 2)))
 
 
+@pytest.mark.slow
 def test_complex_numbers_are_computed_again_just_in_time(steps: Any) -> None:
     """Inductor's own order computes much of it early, since it takes each view of a complex tensor for a copy."""
     torch.manual_seed(0)
@@ -249,6 +253,7 @@ def test_what_is_read_for_the_last_time_is_released_before_the_next_kernel(
         assert ("buf3 = buf0; del buf0  # reuse" in source) is (expected == 2)
 
 
+@pytest.mark.slow
 def test_a_report_names_the_default_plans_own_peak_and_a_floor_below_it(steps: Any) -> None:
     torch.manual_seed(0)
     reference = steps.run(Dropping(), [torch.randint(0, 100, (8, 32))], inner="inductor", measure=False)

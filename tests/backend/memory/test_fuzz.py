@@ -202,6 +202,7 @@ programs = st.builds(
 ).filter(lambda program: program.micro == 1 or not program.input_grad)  # an input that gathers gradients is not counted
 
 
+@pytest.mark.slow
 @settings(
     max_examples=4, derandomize=True, deadline=None, database=None, phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),

@@ -84,6 +84,7 @@ BODIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BODIES)
 def test_the_same_to_the_bit(name, steps):
     torch.manual_seed(0)
@@ -204,6 +205,7 @@ def test_frozen_parameters_and_autocast(steps, programs):
     assert not any(name.startswith("blocks.0.") for name in ran.gradients)
 
 
+@pytest.mark.slow
 def test_dynamic_sizes(steps, programs):
     torch.manual_seed(0)
     model, x, longer = programs.Stack(1, 32, 2), torch.randn(4, 32, 32), torch.randn(4, 36, 32)
@@ -222,6 +224,7 @@ def test_dynamic_sizes(steps, programs):
     assert ran.recomputed and steps.equal(ran, reference)
 
 
+@pytest.mark.slow
 @pytest.mark.by_turns
 @pytest.mark.parametrize("breaks", [2, 1])
 def test_graph_breaks(steps, programs, breaks):
@@ -246,6 +249,7 @@ def test_graph_breaks(steps, programs, breaks):
     assert ran.peak <= ran.budget and ran.recomputed and steps.equal(ran, reference)
 
 
+@pytest.mark.slow
 def test_twice_backward_no_grad_and_threads(steps, programs):
     torch.manual_seed(0)
     model, x = programs.Stack(2, 32, 2), torch.randn(4, 32, 32)
@@ -285,6 +289,7 @@ class Noisy(torch.autograd.Function):
         return gradient * (1 - x.tanh() ** 2) * torch.rand(x.shape[1])
 
 
+@pytest.mark.slow
 def test_what_only_the_backward_draws_is_drawn_there(steps):
     """Inductor draws its seeds in an operator that depends on no gradient either."""
     torch.manual_seed(0)

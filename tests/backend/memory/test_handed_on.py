@@ -49,6 +49,7 @@ def figures() -> list[dict[str, float]]:
     return [site.cost for site in (*report.sites(), *report.declined()) if site.kind == "memory budget"]
 
 
+@pytest.mark.slow
 def test_the_second_step_holds_whatever_the_new_plans_save(steps):
     peak, results, predicted, _ = steps.measured(broken, 10**10)
     assert abs(predicted - peak) <= 0.001 * peak

@@ -255,6 +255,7 @@ def loaded(call):
     return step, (model,), given
 
 
+@pytest.mark.slow
 def test_micro_batches_that_an_object_holds_fit_from_the_second_step_on(steps):
     peak, _, _, held = steps.measured(loaded, 10**10)
     for share in (0.7, 0.8, 0.9):

@@ -16,6 +16,7 @@ def _refused(steps, model, x, budget, **settings):
     return caught.value
 
 
+@pytest.mark.slow
 def test_the_micro_batch_that_fits(steps, programs):
     torch.manual_seed(0)
     model, x = programs.Stack(1, 32, 2), torch.randn(16, 32, 32)
@@ -50,6 +51,7 @@ def test_attention_on_fused_kernels(steps, programs, mode):
     assert named or mode == "auto"
 
 
+@pytest.mark.slow
 def test_the_floor_beside_gradients_of_earlier_micro_batches(steps, programs):
     """The first micro-batch finds no gradients; those that follow do, and hold the floor that was named for them."""
     torch.manual_seed(0)

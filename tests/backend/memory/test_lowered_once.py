@@ -19,6 +19,7 @@ from optpass.backend.memory.partition import partitioner as partition
 from optpass.errors import BudgetInfeasibleError
 
 
+@pytest.mark.slow
 @pytest.mark.by_turns
 @pytest.mark.parametrize("binds", [True, False])
 def test_inductor_goes_on_from_the_replay(monkeypatch: pytest.MonkeyPatch, binds: bool) -> None:

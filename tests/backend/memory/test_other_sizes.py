@@ -100,6 +100,7 @@ class Tokens(nn.Module):
         return self.scores(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [True, False, None])
 def test_the_first_call_of_a_larger_size_holds(dynamic):
     """The loss needs seven times what the outputs do, which is more than what is assumed of any."""

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import optpass.models as models
 from optpass.backend import compat, snapshot
 from optpass.backend.compat import memory as inductor
+from optpass.backend.compat import memory_known
 from optpass.backend.compat import partition as parts
 from optpass.backend.memory.measure import measure_peak
 from optpass.backend.memory.replay.replay import StepReplay, replay_compiled, replay_inductor, replay_step
@@ -218,6 +219,7 @@ def test_aot_eager_is_exact_on_programs(name: str) -> None:
     check(model, inputs, (lambda out: out) if own else (lambda out: out.float().square().mean()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "llama", "mlp", "vit", "bert", "dlrm", "t5"])
 def test_aot_eager_is_exact_on_models(name: str) -> None:
     model, inputs = models.build(name, "tiny")
@@ -267,6 +269,7 @@ def _trained(reuse: bool) -> tuple[list[torch.Tensor], int, list[tuple[bool, Any
     return gradients, measured_step(model, lambda: compiled(x).backward()), graphs, split
 
 
+@pytest.mark.slow
 def test_inductor_is_exact_and_its_lowering_is_used_again() -> None:
     """The peak before anything is compiled; then the kernels are compiled from the replay's own lowering."""
     plain, measured, graphs, split = _trained(reuse=False)
@@ -282,6 +285,7 @@ def test_inductor_is_exact_and_its_lowering_is_used_again() -> None:
     for is_backward, lowered in zip((False, True), split.replays[0].lowered, strict=True):
         assert _code(lowered.source) == _code(compiled[is_backward].source_code)
 
+    memory_known.forget()
     again, measured_again, _, split = _trained(reuse=True)
     assert all("compile_to_module" in vars(split.lowered(b).graph) for b in (False, True))  # both were finished
     assert measured_again == measured and split.replays[0].peak_bytes == peak

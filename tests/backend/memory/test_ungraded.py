@@ -111,6 +111,7 @@ def evaluated(call, of_the_same=False):
     return step, (model,), (given,)
 
 
+@pytest.mark.slow
 @pytest.mark.by_turns
 @pytest.mark.parametrize("program", [encoded, taught_first])
 def test_what_runs_ahead_of_a_step_is_part_of_it(program, steps):
@@ -128,6 +129,7 @@ def test_what_runs_ahead_of_a_step_is_part_of_it(program, steps):
     gc.collect()
 
 
+@pytest.mark.slow
 @pytest.mark.by_turns
 @pytest.mark.parametrize("program", [evaluated, functools.partial(evaluated, of_the_same=True)], ids=["other", "all"])
 def test_an_evaluation_between_steps_is_no_part_of_one(program, steps):
@@ -136,6 +138,7 @@ def test_an_evaluation_between_steps_is_no_part_of_one(program, steps):
     steps.measured(program, int(1.01 * predicted))
 
 
+@pytest.mark.slow
 @pytest.mark.by_turns
 @pytest.mark.parametrize("program", [taught, judged])
 def test_what_runs_between_counts_too(program, steps):

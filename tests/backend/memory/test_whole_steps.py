@@ -46,6 +46,7 @@ def clear(model: nn.Module) -> None:
         parameter.grad = None
 
 
+@pytest.mark.slow
 def test_a_graph_that_runs_several_times_is_budgeted(programs):
     ids, target = torch.randint(0, 50, (2, 32)), torch.randint(0, 50, (64,))
 
@@ -77,6 +78,7 @@ def test_a_graph_that_runs_several_times_is_budgeted(programs):
     assert all(torch.equal(a, b) for a, b in zip(gradients, same, strict=True))
 
 
+@pytest.mark.slow
 def test_marked_sizes_and_micro_batches(steps, programs):
     torch.manual_seed(0)
     model = programs.Stack(1, 32, 2)

@@ -39,6 +39,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_what_such_processes_compile_is_told(
     method: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -125,6 +126,7 @@ def breaks(audit: Audit) -> dict[str, int]:
     return {brk.function: brk.occurrences for brk in audit.breaks}
 
 
+@pytest.mark.slow
 def test_forked_before_the_compiler_is_there(tmp_path: Path) -> None:
     """Also by a forked process; the parent compiles something itself, later."""
     ended, audit = forks(tmp_path, "forked(lambda: forked(lambda: compiles(worse)))\ncompiles(bad)\n")
@@ -134,6 +136,7 @@ def test_forked_before_the_compiler_is_there(tmp_path: Path) -> None:
     assert ended.code == 0 and breaks(audit) == {"worse": 1}
 
 
+@pytest.mark.slow
 def test_forked_processes_add_what_they_compile(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """However they end; and nothing of theirs gets into their parent's records, nor of those into theirs."""
     ended, audit = forks(
@@ -178,6 +181,7 @@ process.join()
     assert worst.calls == 9 and worst.t_steady_s is not None
 
 
+@pytest.mark.slow
 def test_workers_of_a_pool_and_of_a_data_loader(tmp_path: Path) -> None:
     _, audit = forks(
         tmp_path,
@@ -205,6 +209,7 @@ with multiprocessing.get_context("fork").Pool(2) as pool:
     assert len(audit.processes) >= 3
 
 
+@pytest.mark.slow
 def test_steps_end_each_process_by_its_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     ended, audit = forks(
         tmp_path,

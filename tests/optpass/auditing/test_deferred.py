@@ -49,6 +49,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_begins_once(name: str) -> None:
     text = PRELUDE + textwrap.dedent(CASES[name])

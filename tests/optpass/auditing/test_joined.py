@@ -64,6 +64,7 @@ def test_they_see_what_they_would_without_us(tmp_path: Path, capfd: pytest.Captu
     assert ended.audit is None
 
 
+@pytest.mark.slow
 def test_what_they_compile_is_told_also_where_they_are_ranks(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,7 @@ def session(folder: Path, text: str, *flags: str, **environ: str) -> subprocess.
     )
 
 
+@pytest.mark.slow
 def test_fixture_and_marker(tmp_path: Path) -> None:
     done = session(tmp_path, TESTS, "--tb=short")
     failed = re.findall(r"^FAILED test_it.py::(\w+)", done.stdout, re.MULTILINE)
@@ -83,6 +84,7 @@ def test_fixture_and_marker(tmp_path: Path) -> None:
     assert "optpass audit" not in done.stdout, "no session audit unless asked"
 
 
+@pytest.mark.slow
 def test_the_gate_over_a_session(tmp_path: Path) -> None:
     baseline = ("--optpass-audit-baseline", "base/audit.json")
     done = session(tmp_path, GATED, *baseline)

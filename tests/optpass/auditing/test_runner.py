@@ -142,6 +142,7 @@ def the_break(ended: Ended) -> None:
     assert [(b.function, b.code) for b in ended.audit.breaks] == [("bad", "torch._dynamo.graph_break()")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "code", "partial"),
     [
@@ -171,6 +172,7 @@ compiled(torch.ones(4, 4), torch.tensor([1, 7]))
 """
 
 
+@pytest.mark.slow
 def test_an_error_in_an_observed_graph_is_told_as_without_us(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = script(tmp_path, RAISES)
     alone = direct([path], tmp_path)
@@ -201,6 +203,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 def test_steps_end_it_cleanly(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """By optimizer steps, not by calls of the compiled function, where there is an optimizer; `finally` runs."""
     path = script(tmp_path, TRAINS)

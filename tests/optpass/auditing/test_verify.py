@@ -57,6 +57,7 @@ class Net(nn.Module):
 """
 
 
+@pytest.mark.slow
 def test_program_is_tried_and_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script and a module of its own, in processes of their own, until fixes in both are written."""
     monkeypatch.chdir(tmp_path)

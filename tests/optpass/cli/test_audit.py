@@ -46,6 +46,7 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_everything_is_written_and_the_output_stays_the_programs(program: Path, tmp_path: Path) -> None:
     files = ("--json", "a.json", "--html", "a.html", "--sarif", "a.sarif", "--markdown", "a.md")
     done = audit("train.py", *files, "--fail-on", "any", "--", "--own", "-x", cwd=tmp_path)
@@ -69,6 +70,7 @@ def test_everything_is_written_and_the_output_stays_the_programs(program: Path, 
     assert "new: train.py:12:" in done.stderr and "failed: 1 new finding (--fail-on new)" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
 def test_a_signal_reaches_the_program_and_the_report_is_there(program: Path, tmp_path: Path, number: int) -> None:
     arguments = command("train.py", "--json", "a.json", "--fail-on", "any", "--", "wait")
@@ -96,6 +98,7 @@ def test_a_program_that_compiles_nothing_is_exit_4(tmp_path: Path) -> None:
     assert audit("plain.py", cwd=tmp_path).returncode == 3
 
 
+@pytest.mark.slow
 def test_ranks_of_torchrun_make_one_report(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(BREAKS + "import os; assert os.environ['RANK'] in '01'\n")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]

@@ -23,6 +23,7 @@ def run(*arguments: str) -> int:
     return int(caught.value.code or 0)
 
 
+@pytest.mark.slow
 def test_a_model_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     code = run(*LLAMA, "--device", "h100", "--optimizer", "adamw", "--json", "p.json",

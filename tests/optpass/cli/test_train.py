@@ -90,6 +90,7 @@ def test_compare_that_does_not_hold_exits_1(
     assert "5.0e-01 at step 2" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_budget_is_planned_measured_and_held(job: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(job('memory_budget = "1GB"')) == 0
     out = capsys.readouterr().out
@@ -98,6 +99,7 @@ def test_a_budget_is_planned_measured_and_held(job: Callable[..., str], capsys: 
     assert "predicted" in line and "measured" in line and line.endswith("it fits")
 
 
+@pytest.mark.slow
 def test_a_step_above_its_budget_exits_3(
     job: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +146,7 @@ def test_a_diverging_run_exits_3_and_says_where_its_report_is(
     assert json.loads(Path("runs/job/report.json").read_text())["training"]["status"] == "failed"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent otherwise there")
 def test_ctrl_c_exits_130_and_leaves_a_report(job: Callable[..., str]) -> None:
     child = subprocess.Popen(

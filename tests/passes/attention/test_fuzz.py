@@ -72,6 +72,7 @@ def clean_slate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     optpass.reset_report()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(0 if EXAMPLES > 500 else 300)
 @settings(
     max_examples=EXAMPLES, phases=PHASES, deadline=None, suppress_health_check=list(HealthCheck), database=None,
@@ -111,6 +112,7 @@ def test_a_fair_share_was_swapped() -> None:
     assert became["silent"] <= 1 + 0.005 * total  # sizes of 1 everywhere make an attention of products of elements
 
 
+@pytest.mark.slow
 def test_the_fuzzer_catches_a_careless_rewrite() -> None:
     """Of the programs that a wildcard match would swap wrongly, the comparison finds nearly all that have a twist."""
     swapped = caught = 0

@@ -1,7 +1,7 @@
 """Programs that look like attention: none is swapped that no kernel computes, and none comes out different.
 
-The programs are in `near_misses/`, by topic. `make test` runs a quarter of them, which by the run's seed, each in one
-of its modes; `pytest --all-runs` runs all in all modes, and every program through Inductor as well.
+The programs are in `near_misses/`, by topic. `make test` runs a quarter of them, which by its seed and part, each in
+one of its modes; `pytest --all-runs` runs all in all modes, and every program through Inductor as well.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """What `make test` runs of the programs, and what `--all-runs` does."""
     option = metafunc.config.option
     some = {
-        "test_stays_equal": ONE_MODE_EACH[option.seed % PARTS :: PARTS],
+        "test_stays_equal": ONE_MODE_EACH[(option.seed + (option.part or 0)) % PARTS :: PARTS],
         "test_inductor_gets_it_right_too": INDUCTOR_RUNS,
     }
     if runs := some.get(metafunc.function.__name__):

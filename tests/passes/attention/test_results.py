@@ -150,6 +150,7 @@ def test_a_flex_call_that_is_taken_back_leaves_nothing(compiled: Any) -> None:
         assert torch.allclose(call(*operands, mask), windows(*operands, mask), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_flex_attention_reads_parts_of_one_projection(seeded: int) -> None:
     """Inductor's kernel for CPUs reads v from where its buffer begins, if that buffer is computed in the graph."""
 
@@ -182,6 +183,7 @@ def from_slice(x: torch.Tensor, weight: torch.Tensor, _: torch.Tensor) -> torch.
     return (query @ key.mT / 6).masked_fill(~kept[:, None], float("-inf")).softmax(-1) @ value
 
 
+@pytest.mark.slow
 @pytest.mark.by_turns
 @pytest.mark.parametrize("dynamic", (False, True), ids=("static", "dynamic"))
 @pytest.mark.parametrize("attention", (from_table, from_slice))
@@ -198,6 +200,7 @@ def test_flex_attention_is_given_masks_that_are_views(attention: Any, dynamic: b
         assert "FlexAttention" in str(optpass.report().sites("attention")[0].after)
 
 
+@pytest.mark.slow
 def test_flex_attention_takes_views_of_inputs(seeded: int) -> None:
     def attention(packed: torch.Tensor) -> torch.Tensor:
         query, key, value = packed[:, 1:].view(2, -1, 3, 2, 32).permute(2, 0, 3, 1, 4).unbind(0)

@@ -178,6 +178,7 @@ def flex(q: Any, k: Any, v: Any) -> Any:
     return run(q, k, v)
 
 
+@pytest.mark.slow
 def test_flex_computes_on_a_cpu_what_the_table_says() -> None:
     p = problem(
         heads=4, kv_heads=2, queries=40, keys=40, head_dim=3, value_dim=5, dtype=torch.float16, mask="bool", window=9,

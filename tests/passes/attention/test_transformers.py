@@ -30,6 +30,7 @@ def holds(case: Case, name: str) -> None:
     assert case.fused == case.sites, case.declined
 
 
+@pytest.mark.slow
 @pytest.mark.by_turns
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("name", SITES)
@@ -42,6 +43,7 @@ def test_inference(name: str, padded: bool) -> None:
     holds(inference(model.model, given), name)
 
 
+@pytest.mark.slow
 @pytest.mark.by_turns
 @pytest.mark.parametrize("dropout", [False, True], ids=["padded", "dropout"])
 @pytest.mark.parametrize("name", SITES)

@@ -27,6 +27,7 @@ def run(module, inputs):
     return [o for o in fx.Interpreter(module).run(*inputs) if isinstance(o, torch.Tensor)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["stack", "outside", "chain", "branches"])
 def test_outputs_are_bitwise_equal(joints, programs, name):
     joint = joints[name][2]

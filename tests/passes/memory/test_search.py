@@ -88,6 +88,7 @@ def test_layers_of_a_stack_are_of_one_class(joints, programs, search):
     assert len({search.classes[s.index] for s in inner[1:-1]}) <= max(1, len(inner) // 2)
 
 
+@pytest.mark.slow
 def test_the_floor_is_below_checkpointing_every_block(programs):
     """Every block's input kept, everything else computed again once: what people write by hand."""
     torch.manual_seed(0)

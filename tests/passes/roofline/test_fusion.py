@@ -119,6 +119,7 @@ def test_recomputed_ops_are_told_apart() -> None:
     assert not any("mm" in target for target in recomputed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", models.names())
 def test_every_model_has_a_kernel_for_every_op_that_computes(name: str) -> None:
     module, inputs = models.build(name, "tiny")

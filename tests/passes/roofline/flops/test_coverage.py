@@ -194,6 +194,7 @@ def test_layers_have_no_unknown_ops(name: str, table: str, trace_module: Any) ->
     assert traced.flops > 0 or name == "Embedding"
 
 
+@pytest.mark.slow
 @pytest.mark.by_turns
 @pytest.mark.parametrize("table", ["core", "inductor"])
 @pytest.mark.parametrize("name", models.names())
