@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from operator import getitem
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ MOST = 64
 #: Settings of Inductor that are no plain values, and that decide nothing after the graph is partitioned.
 _BEFORE = ("joint_custom_pre_pass", "joint_custom_post_pass", "custom_partitioner_fn")
 _PLAIN = (bool, int, float, complex, str, type(None), list, tuple, dict, set, torch.dtype, torch.device)
+#: What an argument's `repr` says in full.
+_ARGUMENTS = (bool, int, float, complex, str, type(None), fx.Node, torch.dtype, torch.device, torch.layout,
+              torch.memory_format)  # fmt: skip
 
 _SOURCES: OrderedDict[str, str] = OrderedDict()
 
@@ -72,18 +76,13 @@ def forget() -> None:
 def _is_plain(node: fx.Node) -> bool:
     """Whether a node says all that there is to it: an input, an operator, or the choice of one of its results."""
     if node.op == "call_function":
-        operator = isinstance(node.target, torch._ops.OpOverload) or getattr(node.target, "__name__", "") == "getitem"
+        operator = isinstance(node.target, torch._ops.OpOverload) or node.target is getitem
         values = torch.utils._pytree.tree_leaves([node.args, node.kwargs, node.meta.get("val")])
         return operator and all(
             not value._has_symbolic_sizes_strides if isinstance(value, torch.Tensor) else isinstance(value, _ARGUMENTS)
             for value in values
         )
     return node.op in ("placeholder", "output")
-
-
-#: What an argument's `repr` says in full.
-_ARGUMENTS = (bool, int, float, complex, str, type(None), fx.Node, torch.dtype, torch.device, torch.layout,
-              torch.memory_format)  # fmt: skip
 
 
 def _has_passes() -> bool:

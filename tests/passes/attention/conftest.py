@@ -69,9 +69,12 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MODES = {"inference": False, "training": True}
 
 
-def _cases(everything: bool) -> Iterator[Any]:
-    """Forms in two of four cases, by turns: each dtype and each mode, or in one where they are `ALIKE`; or in all."""
-    for turn, form in enumerate(f for f in FORMS if f.group == "form"):
+def _cases(everything: bool, part: int) -> Iterator[Any]:
+    """Forms in two of four cases, by turns: each dtype and each mode, or in one where they are `ALIKE`; or in all.
+
+    Four parts that follow each other are all.
+    """
+    for turn, form in enumerate((f for f in FORMS if f.group == "form"), part):
         for (i, (dtype, value)), (j, (mode, training)) in itertools.product(
             enumerate(DTYPES.items()), enumerate(MODES.items())
         ):
@@ -90,10 +93,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     A test of `form`, `dtype` and `training` runs over `_cases`.
     """
+    everything, part = metafunc.config.option.all_runs, metafunc.config.option.part or 0
     if {"form", "dtype", "training"} <= set(metafunc.fixturenames):
-        metafunc.parametrize(("form", "dtype", "training"), _cases(metafunc.config.option.all_runs))
+        metafunc.parametrize(("form", "dtype", "training"), _cases(everything, part))
         return
-    everything, turns = metafunc.config.option.all_runs, itertools.count()
+    turns = itertools.count(part)
     chosen: dict[str, Callable[[Any], bool]] = {
         "form": lambda f: f.group == "form",
         "some_form": lambda f: f.group == "form" and (everything or not _alike(f) or next(turns) % 3 == 0),
