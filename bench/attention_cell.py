@@ -7,6 +7,7 @@ fresh process, and `kept` asks for the other state (`attention_heap`). Claims an
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -58,7 +59,24 @@ def measure(
         fitting, rounds=rounds, budget_s=budget_s, tolerance=tolerance, device=device, warmup=WARMUP[device], seed=seed,
         far=far, always=always,
     )  # fmt: skip
+    if device == "cuda":
+        _forget()  # the process goes on to the next cell
     return {"samples": found.samples, "stopped": found.stopped, "left_out": left_out}
+
+
+def _forget() -> None:
+    torch.compiler.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def build(kind: str, cell: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
+    """Compile the cases of a cell, for whoever has the same cache; arguments as for `measure`."""
+    for case in CASES[kind](cell, seed):
+        if case.name != EAGER:
+            _fits(case)
+    _forget()
+    return {}
 
 
 def op_cases(cell: OpCell, seed: int) -> Sequence[Case]:

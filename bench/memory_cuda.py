@@ -1,35 +1,42 @@
 """The memory claim on a GPU: a Llama of about a billion parameters in bfloat16 with AdamW, at three budgets.
 
-Each way runs in a process of its own, because the allocator's peak is the process's: optpass at each budget, full
-checkpointing of every block (eager and compiled), and PyTorch's `activation_memory_budget` sweep, of which the fastest
-that fits is each budget's rival. Samples are seconds of one whole step, optimizer included, by CUDA events.
+Each way runs in a process of its own (`memory_cuda_way`), because the allocator's peak is the process's: optpass at
+each budget, full checkpointing of every block (eager and compiled), and PyTorch's `activation_memory_budget` sweep, of
+which the fastest that fits is each budget's rival. The processes compile side by side, run one at a time, and stay:
+samples, seconds of one whole step with the optimizer by CUDA events, are taken in interleaved rounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from optpass.bench import memory_ways
-from optpass.bench.clocks import clock
-from optpass.bench.environment import environment
-from optpass.bench.isolate import run_isolated
+from optpass.bench.environment import environment, usable_cores
+from optpass.bench.harness import schedule
 from optpass.bench.memory_judge import USED, Verdict, conclude
 from optpass.bench.progress import Progress
 from optpass.bench.registry import BenchConfig
 from optpass.bench.result import BenchError, Result, Row, sample_rows
 from optpass.bench.stats import median
+from optpass.bench.worker import Worker
 
 #: 16 layers of width 2048: about 1.2 billion parameters with the vocabulary of 32,000.
 LLAMA: Mapping[str, Any] = {
     "layers": 16, "width": 2048, "heads": 32, "kv_heads": 8, "ffn": 8192, "vocab": 32_000,
     "context": 4096, "seq": 4096, "batch": 4, "targets": True,
 }  # fmt: skip
+QUICK: Mapping[str, Any] = {"layers": 4, "seq": 1024, "batch": 1}
 #: Parts of the way from checkpointing's peak to the peak without a budget.
 PARTS = (0.1, 0.4, 0.75)
-RATIOS = (0.8, 0.6, 0.4, 0.2, 0.1, 0.0)
-ROUNDS = 12
+RATIOS = (0.7, 0.4, 0.2, 0.0)
+#: Rounds, and steps that each way is timed for in one.
+ROUNDS, SAMPLES = 4, 3
 CLAIM = (
     "On a Llama in bfloat16 with AdamW, peaks are 95% to 100% of the budget, and no way of PyTorch that fits is faster."
 )
@@ -37,41 +44,119 @@ CLAIM = (
 Answer = dict[str, Any]
 
 
+@dataclass
+class _Ways:
+    """The processes, and what was found of each way.
+
+    Attributes:
+        lock: a file that is locked by whoever runs on the GPU.
+    """
+
+    overrides: Mapping[str, Any]
+    seed: int
+    lock: str
+    progress: Progress
+    found: dict[str, Answer] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    workers: dict[str, Worker] = field(default_factory=dict)
+
+    def prepare(self, ways: Mapping[str, Mapping[str, Any]]) -> None:
+        """Set ways up and measure their peaks, side by side; one that fails is noted."""
+        threads = str(max(1, usable_cores() // max(1, len(ways))))
+        for name in ways:
+            self.workers[name] = Worker(
+                "optpass.bench.memory_cuda_way:serve", environ={"TORCHINDUCTOR_COMPILE_THREADS": threads},
+                timeout_s=900.0, calls=1_000_000,
+            )  # fmt: skip
+
+        def one(name: str) -> None:
+            try:
+                self.found[name] = self.workers[name].call(
+                    overrides=dict(self.overrides), seed=self.seed, lock=self.lock, **ways[name]
+                )
+            except BenchError as error:
+                self.failed[name] = str(error)
+            self.progress.step(f"{name}: {self._told(name)}", 1)
+
+        with ThreadPoolExecutor(len(ways)) as pool:
+            list(pool.map(one, ways))
+
+    def time(self, rounds: int) -> None:
+        """Samples of all ways that were set up, in rounds."""
+        for way in self.found.values():
+            way["samples"] = []
+        for number, order in schedule(list(self.found), rounds, self.seed):
+            self.progress.step(f"round {number + 1} of {rounds}")
+            for name in order:
+                if name in self.failed:
+                    continue
+                try:
+                    self.found[name]["samples"] += self.workers[name].call(samples=SAMPLES)
+                except BenchError as error:
+                    self.failed[name] = str(error)
+
+    def complete(self) -> dict[str, Answer]:
+        """Ways with a peak and with samples, in the order of their names' first use."""
+        return {name: self.found[name] for name in self.workers if name in self.found and name not in self.failed}
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.close()
+
+    def _told(self, name: str) -> str:
+        return f"{self.found[name]['peak'] / 2**30:.2f} GiB" if name in self.found else self.failed[name]
+
+
 def run(config: BenchConfig, progress: Progress) -> Result:
     """Measure the ways on the GPU. Raises BenchError where not even checkpointing fits."""
     before = environment("cuda")
-    rounds = config.rounds or (3 if config.quick else ROUNDS)
-    overrides = dict(LLAMA) | ({"layers": 4, "seq": 1024, "batch": 1} if config.quick else {})
+    rounds = config.rounds or (2 if config.quick else ROUNDS)
+    overrides = dict(LLAMA) | (dict(QUICK) if config.quick else {})
     progress.start(len(RATIOS) + len(PARTS) + 3)
-    ways: dict[str, Answer] = {}
-
-    def measured(name: str, **how: Any) -> Answer:
-        progress.step(name)
-        arguments = {"overrides": overrides, "rounds": rounds, "seed": config.seed} | how
-        ways[name] = run_isolated("optpass.bench.memory_cuda:sample", arguments)
-        progress.step(name, 1)
-        return ways[name]
-
-    low = measured(memory_ways.EAGER_CHECKPOINT, checkpoint=True, compiled=False)["peak"]
-    measured(memory_ways.COMPILED_CHECKPOINT, checkpoint=True)
-    for ratio in RATIOS:
-        _unless_out_of_memory(lambda r=ratio: measured(memory_ways.pytorch(r), ratio=r))
-    top = measured(memory_ways.UNCONSTRAINED, budget="95%")["peak"]
-    budgets = {f"optpass, {int(low + part * (top - low)) / 2**30:.1f} GiB": low + part * (top - low) for part in PARTS}
-    for name, budget in budgets.items():
-        measured(name, budget=int(budget))
-    verdicts = [judge(name, ways, int(budget)) for name, budget in budgets.items()]
+    with _ways(overrides, config.seed, progress) as ways:
+        ways.prepare(
+            {
+                memory_ways.EAGER_CHECKPOINT: {"checkpoint": True, "compiled": False},
+                memory_ways.COMPILED_CHECKPOINT: {"checkpoint": True},
+                memory_ways.UNCONSTRAINED: {"budget": "95%"},
+                **{memory_ways.pytorch(ratio): {"ratio": ratio} for ratio in RATIOS},
+            }
+        )
+        for needed in (memory_ways.EAGER_CHECKPOINT, memory_ways.UNCONSTRAINED):
+            if needed in ways.failed:
+                raise BenchError(f"{needed}: {ways.failed[needed]}")
+        low, top = (ways.found[n]["peak"] for n in (memory_ways.EAGER_CHECKPOINT, memory_ways.UNCONSTRAINED))
+        budgets = {f"optpass, {(low + p * (top - low)) / 2**30:.2f} GiB": int(low + p * (top - low)) for p in PARTS}
+        ways.prepare({name: {"budget": budget} for name, budget in budgets.items()})
+        ways.time(rounds)
+        found, failed = ways.complete(), dict(ways.failed)
+    verdicts = [judge(name, found, budget) for name, budget in budgets.items() if name in found]
+    verdicts += [Verdict(name, False, f"could not be run: {failed[name]}") for name in budgets if name in failed]
     passed, finding = conclude(verdicts)
     return Result(
         name="memory",
         claim=CLAIM,
         environment=before.finished(),
         config=asdict(config) | {"overrides": overrides, "rounds": rounds, "parts": PARTS, "ratios": RATIOS},
-        rows=tuple(_rows(ways, overrides, config)),
+        rows=tuple(_rows(found, overrides, config)),
         passed=passed if config.full else None if passed else passed,
         finding=finding,
-        notes=("each way in a process of its own; a step is forward, backward and AdamW",),
+        notes=(
+            "each way in a process of its own; a step is forward, backward and AdamW",
+            "peaks are of the fourth step, as torch.cuda.max_memory_allocated counts them",
+            *(f"{name} could not be run: {why}" for name, why in failed.items()),
+        ),
     )
+
+
+@contextlib.contextmanager
+def _ways(overrides: Mapping[str, Any], seed: int, progress: Progress) -> Iterator[_Ways]:
+    with tempfile.TemporaryDirectory(prefix="optpass-bench-") as folder:
+        ways = _Ways(overrides, seed, str(Path(folder) / "lock"), progress)
+        try:
+            yield ways
+        finally:
+            ways.close()
 
 
 def judge(name: str, ways: Mapping[str, Answer], budget: int) -> Verdict:
@@ -89,65 +174,16 @@ def judge(name: str, ways: Mapping[str, Answer], budget: int) -> Verdict:
     return Verdict(name, holds, text)
 
 
-def _unless_out_of_memory(call: Any) -> None:
-    try:
-        call()
-    except BenchError as error:
-        if "OutOfMemory" not in str(error):
-            raise
-
-
 def _rows(ways: Mapping[str, Answer], overrides: Mapping[str, Any], config: BenchConfig) -> list[Row]:
     tokens = overrides["batch"] * overrides["seq"]
     rows = sample_rows(
         {n: w["samples"] for n, w in ways.items()},
         tolerance=config.tolerance, seed=config.seed, group="llama, bf16, AdamW",
     )  # fmt: skip
-    extras = {n: {"peak GiB": w["peak"] / 2**30, "tokens/s": tokens / median(w["samples"])} for n, w in ways.items()}
+    extras = {
+        n: {"peak GiB": w["peak"] / 2**30, "tokens/s": tokens / median(w["samples"])}
+        | ({"predicted GiB": w["predicted"] / 2**30} if w.get("predicted") else {})
+        | ({"compiled in s": w["seconds"]} if w.get("seconds") else {})
+        for n, w in ways.items()
+    }
     return [row.model_copy(update={"extra": extras[row.case]}) for row in rows]
-
-
-def sample(
-    overrides: Mapping[str, Any], rounds: int, seed: int, *, checkpoint: bool = False, compiled: bool = True,
-    ratio: float = 1.0, budget: int | str | None = None,
-) -> Answer:  # fmt: skip
-    """One way in this process, which must be fresh: `peak` bytes of a step, everything counted, and `samples`.
-
-    Args:
-        checkpoint: every block is checkpointed.
-        compiled: not eager.
-        ratio: PyTorch's budget.
-        budget: optpass's, bytes or text; None for plain Inductor.
-    """
-    import torch
-
-    from optpass import models
-    from optpass.backend.compat.activation_budget import activation_memory_budget
-
-    torch.manual_seed(seed)
-    with torch.device("cuda"):
-        module, inputs = models.build("llama", "8b", dtype=torch.bfloat16, **overrides)
-    if checkpoint:
-        module = memory_ways.checkpoint_blocks(module)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-5)
-    call: Any = module
-    if compiled:
-        options: Any = None if budget is None else {"memory_budget": budget, "optimizer": "adamw"}
-        call = torch.compile(module, backend="inductor" if budget is None else "optpass", options=options)
-
-    def step() -> None:
-        models.loss(call(*inputs)).backward()  # type: ignore[no-untyped-call, unused-ignore]
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    with activation_memory_budget(ratio):
-        for _ in range(3):
-            step()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated()
-    tick = clock("cuda")
-    return {"peak": peak, "samples": [tick(step, 1) for _ in range(rounds)]}

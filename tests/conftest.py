@@ -29,6 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", type=int, default=None, help=help_text)
     help_text = "run what is marked `by_turns` with both values of its last parameter"
     parser.addoption("--all-runs", action="store_true", help=help_text)
+    help_text = "make tensors on this device, e.g. cuda, where a test names none"
+    parser.addoption("--device", default=None, help=help_text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,7 +59,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of tests marked `by_turns`, whose last parameter has two values, one of each pair: the first, then the second.
-    With `--part N`, every second of those marked `slow`; four numbers that follow each other run all there are."""
+    With `--part N`, every second of those marked `slow`; four numbers that follow each other run all there are.
+    Those marked `gpu` want `--device`."""
+    if not config.option.device:
+        gone = [item for item in items if item.get_closest_marker("gpu")]
+        items[:] = [item for item in items if item not in gone]
+        config.hook.pytest_deselected(items=gone)
     if config.option.all_runs:
         return
     part = config.option.part or 0
@@ -71,7 +78,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=list(left))
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Spare thousands of small compiles what nothing here tests; all modules are loaded by now, torch with them.
 
     Dynamo times every set of guards, and flushes the processor's caches for that. `torch.manual_seed` writes the whole
@@ -80,6 +87,8 @@ def pytest_collection_finish() -> None:
     """
     logging.getLogger("torch.__trace").propagate = True
     if torch := sys.modules.get("torch"):
+        if session.config.option.device:
+            torch.set_default_device(session.config.option.device)
         importlib.import_module("torch._dynamo.guards").profile_guard_manager = lambda *_: 0.0
         for device in (torch.cuda, torch.xpu, torch.mtia):
             if not device.is_available():

@@ -34,10 +34,12 @@ def run(model: Any, inputs: Sequence[Any], call: Callable[..., Any] | None = Non
         parameter.grad = None
     out = (model if call is None else call)(*own)
     leaves = [t for t in torch.utils._pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
-    generator = torch.Generator().manual_seed(seed)
     wanted = [t for t in leaves if t.requires_grad]
     if wanted:
-        terms = [(t * torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.dtype)).sum() for t in wanted]
+        device = wanted[0].device
+        generator = torch.Generator(device).manual_seed(seed)
+        weights = [torch.randn(t.shape, generator=generator, dtype=torch.float64, device=device) for t in wanted]
+        terms = [(t * w.to(t.dtype)).sum() for t, w in zip(wanted, weights, strict=True)]
         sum(terms[1:], start=terms[0]).backward()
     grads = {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
     grads |= {f"input {i}": t.grad for i, t in enumerate(own) if isinstance(t, torch.Tensor) and t.grad is not None}

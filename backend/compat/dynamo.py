@@ -13,6 +13,7 @@ from torch._dynamo.backends.common import aot_autograd as aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop as boxed_nop
 from torch._dynamo.backends.registry import list_backends as _list_backends
 from torch._dynamo.backends.registry import lookup_backend as _lookup_backend
+from torch._dynamo.callback import callback_handler as _callbacks
 from torch._dynamo.exc import RestartAnalysis as RestartAnalysis
 from torch._guards import TracingContext as TracingContext
 from torch._guards import detect_fake_mode as detect_fake_mode
@@ -28,6 +29,11 @@ from optpass.backend.compat.frames import globals_read
 def backends() -> list[str]:
     """Names that `torch.compile(backend=...)` accepts here, debugging and experimental ones included."""
     return sorted(set(_list_backends(exclude_tags=())))  # type: ignore[no-untyped-call, unused-ignore]
+
+
+def call_when_compiled(callback: Callable[[Any], None]) -> None:
+    """Call `callback` after each compile of this process, before what was compiled runs."""
+    _callbacks.register_end_callback(callback)
 
 
 def lookup_backend(name: str) -> Callable[..., Any]:

@@ -1,7 +1,8 @@
 """Workspaces that only the library knows, found by running the operator once on tensors of zeros.
 
-oneDNN chooses layouts and scratchpads by processor, shape and thread count. An answer is kept for the process; each
-costs one run of the operator and as many bytes as that takes.
+oneDNN chooses layouts and scratchpads by processor, shape and thread count, kernels of a GPU their buffers by how many
+multiprocessors it has. An answer is kept for the process; each costs one run of the operator (on a GPU two) and as many
+bytes as that takes.
 """
 
 from __future__ import annotations
@@ -41,14 +42,17 @@ class Described:
 
 
 def library_workspace(call: Call) -> int | None:
-    """Bytes that `call` allocates and releases inside itself on this machine's CPU; None where it cannot be run."""
+    """Bytes that `call` allocates and releases inside itself on this machine; None where it cannot be run."""
     described = Described.of(call)
     return None if described is None else workspace_of(described)
 
 
 def workspace_of(call: Described) -> int | None:
     """As `library_workspace`."""
+    gpu = next((v.key[3] for _, v in call.arguments if isinstance(v, _Like) and v.key[3].type == "cuda"), None)
     try:
+        if gpu is not None:
+            return _measured_on_gpu(call.target, call.arguments, gpu) if torch.cuda.is_available() else None
         return _measured(call.target, call.arguments, torch.get_num_threads())
     except (TypeError, RuntimeError):
         return None  # an operator that zeros do not suit: the formula stands
@@ -63,6 +67,30 @@ def _measured(target: Any, arguments: tuple[tuple[str, Any], ...], threads: int)
         seen: set[int] = set()
         storage_bytes([values], seen=seen)
         return max(0, peak.bytes_above_start - storage_bytes(results, seen=seen))
+
+
+@functools.lru_cache(maxsize=4096)
+def _measured_on_gpu(target: Any, arguments: tuple[tuple[str, Any], ...], device: torch.device) -> int:
+    """What a second run of the operator requests beside its results: what libraries keep from the first is no
+    workspace of it. The device's own figure of its peak is set back to what is allocated."""
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("a CUDA graph is being captured")
+    index = torch.cuda.current_device() if device.index is None else device.index
+    with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[index]):
+        values = {name: _made(value) for name, value in arguments}
+        results: list[Any] = []
+        for _ in range(2):
+            results.clear()
+            torch.cuda.synchronize(index)
+            torch.cuda.reset_peak_memory_stats(index)
+            start = torch.cuda.memory_stats(index)["requested_bytes.all.current"]
+            results.append(target(**values))
+        torch.cuda.synchronize(index)
+        inside = torch.cuda.memory_stats(index)["requested_bytes.all.peak"] - start
+        torch.cuda.reset_peak_memory_stats(index)
+        seen: set[int] = set()
+        storage_bytes([values], seen=seen)
+        return max(0, int(inside) - storage_bytes(results, seen=seen))
 
 
 def _peak(fn: Callable[[], Any]) -> Peak:
@@ -80,7 +108,7 @@ def _peak(fn: Callable[[], Any]) -> Peak:
 def _frozen(value: Any) -> Any:
     """An argument as a hashable description of it; tensors by their metadata."""
     if isinstance(value, torch.Tensor):
-        return _Like(sizes(value), strides(value), value.dtype)
+        return _Like(sizes(value), strides(value), value.dtype, value.device)
     if isinstance(value, (list, tuple)):
         return tuple(_frozen(item) for item in value)
     if isinstance(value, torch.SymInt):
@@ -98,8 +126,10 @@ def _made(value: Any) -> Any:
 class _Like:
     """Metadata of a tensor, equal to others by value."""
 
-    def __init__(self, size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> None:
-        self.key = (size, stride, dtype)
+    def __init__(
+        self, size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.key = (size, stride, dtype, device if device.type == "cuda" else torch.device("cpu"))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Like) and self.key == other.key
@@ -108,5 +138,5 @@ class _Like:
         return hash(self.key)
 
     def make(self) -> torch.Tensor:
-        size, stride, dtype = self.key
-        return torch.empty_strided(size, stride, dtype=dtype).zero_()
+        size, stride, dtype, device = self.key
+        return torch.empty_strided(size, stride, dtype=dtype, device=device).zero_()

@@ -18,6 +18,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from optpass.backend import compat
 from optpass.backend.compat.memory_autograd import is_checkpointed
 from optpass.backend.compat.memory_calls import calls_to_come
+from optpass.backend.memory.around_gpu import beside
 from optpass.backend.memory.budget import ENGINE_BYTES, Budget
 from optpass.backend.memory.eager.caller import held_in_call
 from optpass.backend.memory.eager.held import held_upstream
@@ -167,6 +168,7 @@ def budget_of(
         buffers=storage_bytes(t for t in tensors.buffers if id(t) not in counted),
         inputs=inputs + max(expected.beside, _bytes_of_held(tensors, known, saved)),
         activations=outside + eager - inputs,
+        temporaries=_beside(device, tensors, everything, optimizer),
     )
     throughout = statics.total - statics.gradients - statics.activations
     at_optimizer = throughout + size + optimizer.stepping
@@ -190,6 +192,17 @@ def budget_of(
         where=where,
         notes=(*optimizer.notes, *expected.notes, *((CALLED_AGAIN,) if to_come else ())),
     )
+
+
+def _beside(
+    device: Callable[[], DeviceSpec], tensors: StepTensors, everything: Sequence[torch.Tensor], optimizer: Optimizing
+) -> int:
+    """What is allocated on a GPU beside all tensors of the step."""
+    held = [*everything, *tensors.buffers, *tensors.inputs]
+    if all(t.device.type != "cuda" for t in held):
+        return 0
+    multiplies = any(t.dim() > 1 for t in everything)
+    return beside(device(), held, multiplies, again=optimizer.state / max(1, storage_bytes(everything)))
 
 
 def _unread(modules: Iterable[nn.Module], read: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -12,20 +12,24 @@ from optpass.passes.attention import gate
 from optpass.passes.attention.plans.plan import Plan
 from optpass.passes.attention.settings import AttentionConfig
 from optpass.passes.attention.site import Blocked
-from optpass.passes.attention.targets import Choice, arch_of, kernels, usable
+from optpass.passes.attention.targets import Choice, arch_of, kernels, present, usable
 from optpass.passes.attention.targets import choose as choose_kernel
 from optpass.passes.attention.write import flex
 from optpass.passes.contract import PassContext
+from optpass.passes.cudnn import CudnnBackward
 from optpass.passes.devices import DeviceSpec
 
 #: The kernel in blocks, and its target.
 BLOCKS = "blocks"
+CUDNN = "cudnn"
 #: What it must be faster by than the inner compiler alone: measured on one thread, it shares small work less evenly.
 BLOCKS_MARGIN = 1.15
 #: Seen with torch 2.13: a query that holds NaN gets zeros, of a key that does some queries get numbers.
 _SWALLOWS = "FlexAttention as Inductor compiles it for CPUs gives numbers where a query or key is NaN"
 #: Inner compilers that run operators which they do not know.
 _OWN_OPERATORS = ("inductor", "aot_eager", "eager")
+#: Inner compilers in which passes run on the joint graph.
+_JOINT = ("inductor", "aot_eager")
 
 
 class Chooser:
@@ -43,7 +47,10 @@ class Chooser:
         """The kernel that computes the site; raises `Blocked` where none does."""
         mode = self.config.mode
         arch = arch_of(self._spec(planned)) if planned.problem.device == "cuda" else None
-        choice = choose_kernel(planned.problem, arch=arch, mode=mode, available=self._available(planned.problem.device))
+        available = self._available(planned.problem.device)
+        if planned.problem.training and not self._joint:
+            available -= {CUDNN}
+        choice = choose_kernel(planned.problem, arch=arch, mode=mode, available=available, cudnn=_cudnn(arch))
         materialises = choice.target is None or choice.kernel == gate.MATH
         flex = choice.target == "flex" and planned.problem.device == "cpu"
         if (materialises or flex) and mode in ("auto", "always"):
@@ -91,6 +98,12 @@ class Chooser:
         except ConfigError as error:
             raise Blocked(f"nothing is known of the device: {error}", planned.site.output) from None
 
+    @property
+    def _joint(self) -> bool:
+        """Whether `passes.cudnn` runs, without which gradients by cuDNN can be wrong."""
+        options = self.ctx.options
+        return options.inner in _JOINT and CudnnBackward.name not in options.disable_passes
+
     def _verdict(self, planned: Plan, choice: Choice) -> gate.Verdict:
         mask = planned.mask
         added = any(facts.buffers for facts in mask.proofs[len(planned.site.scores.fills) :])
@@ -129,6 +142,12 @@ class Chooser:
         found = usable(device, compiled=compiled, unfused=unfused) - {BLOCKS}
         found -= frozenset() if flex.drops() else {"flex_dropout", "flex_unfused"}
         return frozenset(k for k in found if kernels(device)[k].target != "flex" or flex.available())
+
+
+def _cudnn(arch: str | None) -> int | None:
+    """The version of cuDNN that is here, for the architecture that is: SDPA's own order of kernels depends on it."""
+    here, version = present("cuda")
+    return version if arch is not None and arch == here else None
 
 
 def _copies_more(planned: Plan) -> bool:

@@ -13,10 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from optpass.backend.memory.probe import library_workspace
+from optpass.backend.memory.replay.caching import CachingAllocator
 from optpass.passes.memory.workspace.workspace import op_workspace, retained_parts
-
-#: The CUDA caching allocator counts blocks in multiples of this (`kMinBlockSize`, c10/cuda/CUDACachingAllocator.cpp).
-CUDA_BLOCK = 512
 
 
 @dataclass(frozen=True)
@@ -48,6 +46,8 @@ class Storages:
         self.timeline: list[Moment] = []
         self._known: dict[int, Any] = {}
         self._sizes: dict[int, int] = {}
+        self._blocks: dict[int, int] = {}  # of those on CUDA
+        self._cuda = CachingAllocator()
         self._lent: set[int] = set()
         self._only_lent = 0
 
@@ -67,7 +67,11 @@ class Storages:
         for part in strided_parts(tensor):
             storage = part.untyped_storage()
             if storage._cdata not in self._known:
-                self._watch(storage, allocated_bytes(storage.nbytes(), tensor.device))
+                size = storage.nbytes()
+                if tensor.device.type == "cuda" and size:
+                    block = self._blocks[storage._cdata] = self._cuda.allocate(size)
+                    size = self._cuda.size(block)
+                self._watch(storage, size)
 
     def grow(self, tensor: torch.Tensor, extra: int) -> None:
         """The storage of `tensor` holds `extra` bytes more than its fake form says."""
@@ -114,6 +118,9 @@ class Storages:
     def _release(self, key: int) -> None:
         del self._known[key]
         size = self._sizes.pop(key)
+        block = self._blocks.pop(key, None)
+        if block is not None and key not in self._lent:
+            self._cuda.release(block)
         if key in self._lent:
             self._lent.discard(key)
             self._only_lent += size
@@ -147,10 +154,3 @@ def strided_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
     return (tensor,)
-
-
-def allocated_bytes(nbytes: int, device: torch.device) -> int:
-    """What the allocator of `device` counts for a request of `nbytes`."""
-    if device.type == "cuda":
-        return -(-nbytes // CUDA_BLOCK) * CUDA_BLOCK
-    return nbytes

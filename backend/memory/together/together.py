@@ -171,6 +171,7 @@ def _seen(leaves: Sequence[Leaf]) -> Step:
         parameters=sum(Stores(own_of(parameters, leaves)).alive().values()),
         optimizer=optimizer.state,
         buffers=sum(buffers.alive().values()),
+        temporaries=max(leaf.partitioner.budget.statics.temporaries for leaf in leaves),  # beside tensors, on a GPU
     )
     bounds = [bound for leaf in leaves for bound in bounds_of(leaf, index, always.total)]
     present = [present_of(leaf) for leaf in leaves]

@@ -88,7 +88,6 @@ CONDITIONS: Mapping[str, Callable[[Situation, Any], bool]] = MappingProxyType(
         "keys_symbolic": lambda at, wanted: at.problem.keys_symbolic is wanted,
         "keys_multiple_of": lambda at, step: at.problem.keys % step == 0,
         "keys_not_multiple_of": lambda at, step: at.problem.keys % step != 0,
-        "keys_remainder": lambda at, pair: at.problem.keys % pair[0] == pair[1],
         "lengths_not_multiple_of": lambda at, step: at.problem.queries % step != 0 or at.problem.keys % step != 0,
         "batch_above": lambda at, limit: at.problem.batch > limit,
         "heads_above": lambda at, limit: at.problem.heads > limit,

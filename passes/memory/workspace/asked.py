@@ -56,3 +56,25 @@ def is_library(call: Call) -> bool:
         return True
     reads_rows = name in _READS_ROWS or any(part in name for part in _READ_ROWS)
     return reads_rows and not all(t.is_contiguous() for _, t in call.tensors())
+
+
+#: On a GPU: products keep one workspace for the process (`around_gpu`), the others move numbers in one kernel.
+_PLAIN_ON_GPU = frozenset(
+    ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "clone", "_to_copy", "cat", "stack", "embedding", "gather",
+     "index_select", "constant_pad_nd", "slice_scatter", "select_scatter", "slice_backward", "select_backward",
+     "repeat", "bernoulli", "native_dropout")
+)  # fmt: skip
+
+
+def is_kernel_of_gpu(call: Call) -> bool:
+    """Whether a GPU is asked for the workspace of a call: of what is no view, no function of elements and no draw."""
+    result = call.result()
+    if result is None or result.device.type != "cuda" or call.target.namespace not in ("aten", "optpass"):
+        return False
+    tags, schema = call.target.tags, call.target._schema
+    drawn = (torch.Tag.pointwise, torch.Tag.nondeterministic_seeded, torch.Tag.dynamic_output_shape)
+    if any(tag in tags for tag in drawn) or call.name in _PLAIN_ON_GPU:
+        return False
+    if schema.is_mutable or any(returned.alias_info is not None for returned in schema.returns):
+        return False
+    return any(True for _ in call.tensors())

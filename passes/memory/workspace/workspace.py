@@ -3,7 +3,8 @@
 A peak inside an operator is what lives before it, its outputs, and this. Formulas follow ATen's source and are tested
 against measurement; an operator without one has no workspace that counts (scalars that are wrapped into tensors, at
 most 16 bytes, are left out everywhere). What only the library knows (`asked` says of which operators) is asked of
-`library`, which `backend.memory.probe` answers by running the operator. On CUDA nothing is known here: 0.
+`library`, which `backend.memory.probe` answers by running the operator. On CUDA there are no formulas: what is not
+asked has no workspace, nor has anything where no GPU is at hand.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import fx
 
 from optpass.passes.memory.storage import nbytes
 from optpass.passes.memory.workspace import elementwise
-from optpass.passes.memory.workspace.asked import FORMULAS, is_library
+from optpass.passes.memory.workspace.asked import FORMULAS, is_kernel_of_gpu, is_library
 from optpass.passes.memory.workspace.bodies import bodies_bytes
 from optpass.passes.memory.workspace.call import Call, elements, number
 
@@ -57,7 +58,11 @@ def op_workspace(
     if isinstance(target, torch._ops.HigherOrderOperator):
         return bodies_bytes(target, args, lambda node: workspace_bytes(node, library), number)
     call = Call.of(target, args, kwargs, out)
-    return call_workspace(call, library) if call is not None and _on_cpu(call) else 0
+    if call is None:
+        return 0
+    if _on_cpu(call):
+        return call_workspace(call, library)
+    return (library(call) or 0) if library is not None and is_kernel_of_gpu(call) else 0
 
 
 def call_workspace(call: Call, library: Library | None = None) -> int:

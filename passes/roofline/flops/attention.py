@@ -93,6 +93,7 @@ def _forward(c: Call) -> OpCost:
     "_scaled_dot_product_fused_attention_overrideable_backward",
     "_cudnn_attention_backward",
     "optpass::attention_in_blocks_backward",
+    "optpass::cudnn_attention_backward",
 )
 def _backward(c: Call) -> OpCost:
     q, k, v = c.arg("query"), c.arg("key"), c.arg("value")

@@ -95,7 +95,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """
     everything, part = metafunc.config.option.all_runs, metafunc.config.option.part or 0
     if {"form", "dtype", "training"} <= set(metafunc.fixturenames):
-        metafunc.parametrize(("form", "dtype", "training"), _cases(everything, part))
+        metafunc.parametrize(("form", "dtype", "training"), list(_cases(everything, part)))
         return
     turns = itertools.count(part)
     chosen: dict[str, Callable[[Any], bool]] = {

@@ -143,7 +143,7 @@ def execute(program: Program, mode: str, seed: int, *, wide: bool = False, compi
 
 
 def _backward(outputs: list[Any], seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed + 1)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(seed + 1)
     terms = []
     for out in outputs:
         if not isinstance(out, torch.Tensor):

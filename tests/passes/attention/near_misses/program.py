@@ -28,7 +28,7 @@ class Inputs:
     """
 
     def __init__(self, seed: int, dtype: torch.dtype = torch.float32, wide: bool = False, grad: bool = True) -> None:
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
         self.dtype, self.wide, self.grad = dtype, wide, grad
         self.leaves: list[torch.Tensor] = []
 

@@ -1,0 +1,128 @@
+"""cuDNN's attention backward, protected from plans that torch keeps for another layout of the gradient.
+
+torch builds a plan per problem and keeps it (`mhagraphbackwardcache` in aten/src/ATen/native/cudnn/MHA.cpp, torch 2.11
+to 2.15). The plan holds the strides of the gradient that it was built for; the key it is kept by has those of queries,
+keys and values alone. A second attention of the same sizes whose gradient lies otherwise in memory is computed by the
+first one's plan, and all its gradients are wrong (seen on an H100 with torch 2.11 and cuDNN 9.19, in 2 of 108 programs
+that ran one after another). So here each gradient is given in the layout of the queries, which the key does have.
+
+That holds for attention that the user has written as a call of SDPA, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from optpass.options import Options
+from optpass.passes.contract import Pass, PassContext, PassResult, Stage
+from optpass.passes.source import locate
+from optpass.reporting.model import Site
+
+_LIBRARY: Any = torch.library.Library("optpass", "FRAGMENT")  # type: ignore[no-untyped-call, unused-ignore]
+#: Compilers hand over the strides that the graph says, so that a gradient laid out in the graph is not copied again.
+_TAGS = tuple(
+    tag for name in ("needs_exact_strides", "pt2_compliant_tag") if (tag := getattr(torch.Tag, name, None)) is not None
+)
+_LIBRARY.define(
+    "cudnn_attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, "
+    "Tensor philox_seed, Tensor philox_offset, Tensor? attn_bias, Tensor? cum_seq_q, Tensor? cum_seq_k, SymInt max_q, "
+    "SymInt max_k, float dropout_p, bool is_causal, *, float? scale=None) -> (Tensor, Tensor, Tensor)",
+    tags=_TAGS,
+)
+#: Torch's own operator, which this one calls.
+THEIRS: Any = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
+#: Places of the gradient, the queries and the result among the arguments of both.
+_GRADIENT, _QUERY, _RESULT = 0, 1, 4
+
+
+def order_of(strides: Sequence[int]) -> list[int]:
+    """The dims from the outermost to the innermost, as `alloc_with_matching_layout` of MHA.cpp sorts them."""
+    return sorted(range(len(strides)), key=lambda dim: -strides[dim])
+
+
+def laid_out(tensor: Tensor, order: Sequence[int]) -> Tensor:
+    """`tensor` with its dims in that order in memory, and dense; itself where it is so already."""
+    back = sorted(range(len(order)), key=lambda dim: order[dim])
+    return tensor.permute(*order).contiguous().permute(*back)
+
+
+def _backward(*args: Any, scale: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    order = order_of(args[_QUERY].stride())
+    given = [laid_out(a, order) if at in (_GRADIENT, _RESULT) else a for at, a in enumerate(args)]
+    found: tuple[Tensor, Tensor, Tensor] = THEIRS(*given, scale=scale)
+    return found
+
+
+def _fake(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, scale: float | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+_LIBRARY.impl("cudnn_attention_backward", _backward, "CompositeExplicitAutograd")
+torch.library.register_fake("optpass::cudnn_attention_backward", _fake, lib=_LIBRARY)
+
+#: As `THEIRS`, with a gradient in any layout.
+OPERATOR: Any = torch.ops.optpass.cudnn_attention_backward.default
+
+
+class CudnnBackward(Pass):
+    """See the module's docstring. A gradient whose layout the graph says is laid out there, where it can be fused."""
+
+    name = "cudnn_backward"
+    summary = "Gives cuDNN's attention backward its gradient in the layout that its kept plans are for."
+    stage = Stage.JOINT
+
+    @classmethod
+    def from_options(cls, options: Options) -> CudnnBackward | None:
+        return cls() if torch.cuda.is_available() else None
+
+    def run(self, gm: fx.GraphModule, ctx: PassContext) -> PassResult:
+        result = PassResult()
+        for node in [n for n in gm.graph.nodes if n.op == "call_function" and n.target is THEIRS]:
+            copied = self._lay_out(gm.graph, node)
+            node.target = OPERATOR
+            result.changed = True
+            source = locate(node)
+            result.applied.append(
+                Site(
+                    kind="cudnn backward", file=source.file, line=source.line, module=source.module, node=node.name,
+                    reason="torch keeps cuDNN's plans without the layout of the gradient they are for",
+                    before="a gradient in the layout that it comes in",
+                    after="copied to the layout of the queries" if copied else "checked, and copied where it need be",
+                )
+            )  # fmt: skip
+        return result
+
+    def _lay_out(self, graph: fx.Graph, node: fx.Node) -> bool:
+        """Write the copy of the gradient that is needed; whether there is one. Symbolic strides are left to the run."""
+        gradient, query = node.args[_GRADIENT], node.args[_QUERY]
+        if not isinstance(gradient, fx.Node) or not isinstance(query, fx.Node):
+            return False
+        value, like = gradient.meta["val"], query.meta["val"]
+        if any(isinstance(s, torch.SymInt) for t in (value, like) for s in (*t.shape, *t.stride())):
+            return False
+        order = order_of(like.stride())
+        if value.permute(*order).is_contiguous():
+            return False
+        back = sorted(range(len(order)), key=lambda dim: order[dim])
+        with graph.inserting_before(node):
+            for target, arguments in (
+                (torch.ops.aten.permute.default, (order,)),
+                (torch.ops.aten.clone.default, ()),
+                (torch.ops.aten.permute.default, (back,)),
+            ):
+                keywords: dict[str, Any] = {} if arguments else {"memory_format": torch.contiguous_format}
+                made = graph.call_function(target, (gradient, *arguments), keywords)
+                made.meta = {key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta}
+                made.meta["val"] = target(gradient.meta["val"], *arguments, **keywords)
+                for key in ("partitioner_tag", "is_backward"):
+                    if key in node.meta:
+                        made.meta[key] = node.meta[key]
+                gradient = made
+        node.update_arg(_GRADIENT, gradient)
+        return True

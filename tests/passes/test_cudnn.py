@@ -1,0 +1,98 @@
+"""cuDNN's attention backward is given its gradient in the layout of the queries; traced without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from optpass.options import resolve
+from optpass.passes import cudnn
+from optpass.passes.contract import PassContext
+from optpass.passes.cudnn import OPERATOR, THEIRS, CudnnBackward, laid_out, order_of
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeTensorMode]:
+    with FakeTensorMode() as mode:
+        yield mode
+
+
+def heads_first() -> torch.Tensor:
+    return torch.empty(3, 4, 20, 16, device="cuda", dtype=torch.bfloat16)
+
+
+def heads_last() -> torch.Tensor:
+    return torch.empty(3, 20, 4, 16, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+
+
+def traced(query: torch.Tensor, gradient: torch.Tensor) -> Any:
+    def backward(gradient: torch.Tensor, q: torch.Tensor) -> Any:
+        out, lse, _, _, n, m, seed, offset, _ = torch.ops.aten._scaled_dot_product_cudnn_attention(q, q, q, None, True)
+        return THEIRS(gradient, q, q, q, out, lse, seed, offset, None, None, None, n, m, 0.0, False)
+
+    return make_fx(backward)(gradient, query)
+
+
+def run(gm: Any) -> Any:
+    def no_device() -> Any:
+        raise AssertionError
+
+    return CudnnBackward().run(gm, PassContext(resolve({}), no_device, "0", True))
+
+
+def targets(gm: Any) -> list[Any]:
+    return [n.target for n in gm.graph.nodes if n.op == "call_function"]
+
+
+@pytest.mark.parametrize(
+    ("query", "gradient", "copied"),
+    [
+        (heads_first, heads_first, False),
+        (heads_last, heads_last, False),
+        (heads_first, heads_last, True),
+        (heads_last, heads_first, True),
+    ],
+)
+def test_a_gradient_in_another_layout_is_copied(query: Any, gradient: Any, copied: bool, fake: FakeTensorMode) -> None:
+    gm = traced(query(), gradient())
+    result = run(gm)
+    gm.graph.lint()
+    assert result.changed and len(result.applied) == 1
+    assert OPERATOR in targets(gm) and THEIRS not in targets(gm)
+    assert (torch.ops.aten.clone.default in targets(gm)) is copied
+    (node,) = (n for n in gm.graph.nodes if n.target is OPERATOR)
+    given, like = (node.args[at].meta["val"].stride() for at in (0, 1))
+    assert given == like
+    assert [t.stride() for t in node.meta["val"]] == [query().stride()] * 3
+
+
+def test_a_graph_without_it_is_left_alone(fake: FakeTensorMode) -> None:
+    gm = make_fx(lambda x: x.sin())(heads_first())
+    assert not run(gm).changed
+
+
+def test_the_operator_lays_out_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    got: list[tuple[int, ...]] = []
+
+    def theirs(*args: Any, scale: float | None) -> Any:
+        got.extend(args[at].stride() for at in (0, 4))
+        return args[:3]
+
+    monkeypatch.setattr(cudnn, "THEIRS", theirs)
+    query, gradient = torch.randn(3, 20, 4, 16).transpose(1, 2), torch.randn(3, 4, 20, 16)
+    rest = [torch.zeros(()) for _ in range(3)]
+    cudnn._backward(gradient, query, query, query, gradient, *rest, None, None, None, 20, 20, 0.0, False, scale=0.25)
+    assert got == [query.stride()] * 2
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3), (0, 1, 3, 2)])
+def test_layouts(order: tuple[int, ...]) -> None:
+    like = torch.randn(2, 3, 4, 5).permute(*order).contiguous().permute(*sorted(range(4), key=lambda d: order[d]))
+    found = laid_out(torch.randn(2, 3, 4, 5), order_of(like.stride()))
+    assert found.stride() == like.stride()
+    assert laid_out(like, order_of(like.stride())).data_ptr() == like.data_ptr()
