@@ -22,7 +22,7 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from optpass.bench.attention_ahead import compile_ahead, environ
+from optpass.bench import attention_gpu
 from optpass.bench.clocks import check_device
 from optpass.bench.environment import environment
 from optpass.bench.harness import Comparison
@@ -31,7 +31,6 @@ from optpass.bench.progress import Progress
 from optpass.bench.registry import BenchConfig
 from optpass.bench.result import BenchError, Result, Row
 from optpass.bench.stats import Interval, ratio_interval, ratio_of_medians, together
-from optpass.bench.worker import Worker
 from optpass.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -120,10 +119,8 @@ class Run:
     best: Judged = field(default_factory=lambda: Judged("time over the best", 1 + TOLERANCE))
     gain: Judged = field(default_factory=lambda: Judged("time over eager, float32 causal forward", 1 / GAIN))
     gpt: Judged = field(default_factory=lambda: Judged("GPT, time over SDPA by hand", 1 / GPT_GOAL))
-
-    def __post_init__(self) -> None:
-        #: On a GPU, one process for all cells: no heap is to be fresh there.
-        self.worker = Worker(MEASURE, environ=environ(self.folder), calls=1000)
+    answers: Mapping[str, attention_gpu.Answer | BenchError] | None = None
+    """On a GPU, what was measured, by the cells' names."""
 
 
 def run(config: BenchConfig, progress: Progress) -> Result:
@@ -143,16 +140,18 @@ def run(config: BenchConfig, progress: Progress) -> Result:
     with tempfile.TemporaryDirectory(prefix="optpass-bench-", ignore_cleanup_errors=True) as folder:
         done = Run(config, progress, rounds, time.monotonic() + budget_s, folder)
         progress.start(len(ops) + len(gpts))
-        with done.worker:
-            if config.device == "cuda":
-                compile_ahead([*((GPT, gpt) for gpt in gpts), *((OP, op) for op in ops)], folder, config.seed, progress)
-            for gpt in gpts:
-                _cell(done, GPT, gpt, partial(_judge_gpt, done, gpt), GPT_S[config.device] * patience)
-            for op in ops:
-                _cell(done, OP, op, partial(_judge_op, done, op), OP_S[config.device] * patience)
-            if not config.models and config.device == "cpu":
-                for op in filter(_is_gain, ops):
-                    _beside_a_kept_heap(done, op, OP_S[config.device] * patience)
+        gpt_s, op_s = GPT_S[config.device] * patience, OP_S[config.device] * patience
+        if config.device == "cuda":
+            cells = [(c.name, _arguments(done, GPT, c, gpt_s)) for c in gpts]
+            cells += [(c.name, _arguments(done, OP, c, op_s)) for c in ops]
+            done.answers = attention_gpu.measured(MEASURE, cells, folder, done.ends, progress)
+        for gpt in gpts:
+            _cell(done, GPT, gpt, partial(_judge_gpt, done, gpt), gpt_s)
+        for op in ops:
+            _cell(done, OP, op, partial(_judge_op, done, op), op_s)
+        if not config.models and config.device == "cpu":
+            for op in filter(_is_gain, ops):
+                _beside_a_kept_heap(done, op, op_s)
     judged = [done.gpt] if config.models else [done.best, done.gain, done.gpt]
     return Result(
         name="attention",
@@ -195,8 +194,8 @@ def _cell(
     done: Run, kind: str, cell: OpCell | GPTCell, judge: Callable[[Comparison], dict[str, float | str]], budget_s: float
 ) -> None:
     """Measure one cell, unless the time is over, and judge it."""
-    done.progress.step(cell.name, count=1)
-    if time.monotonic() >= done.ends:
+    done.progress.step(cell.name, count=1 if done.answers is None else 0)
+    if time.monotonic() >= done.ends if done.answers is None else cell.name not in done.answers:
         done.left_out.append(cell.name)
         return
     found = _measured(done, kind, cell, budget_s)
@@ -214,15 +213,14 @@ def _measured(
 ) -> Comparison | None:
     """The samples of a cell, from a process of its own; None, and a note, where there are none."""
     config = done.config
-    arguments = {
-        "kind": kind, "cell": asdict(cell), "kept": kept, "rounds": done.rounds, "budget_s": budget_s,
-        "tolerance": config.tolerance, "seed": config.seed, "far": FAR, "always": [EAGER] if _is_gain(cell) else [],
-    }  # fmt: skip
     try:
-        if config.device == "cuda":
-            answer = done.worker.call(**arguments)
+        if done.answers is None:
+            arguments = _arguments(done, kind, cell, budget_s, kept=kept)
+            answer = run_isolated(MEASURE, arguments, environ={"TORCHINDUCTOR_CACHE_DIR": done.folder})
+        elif isinstance(found := done.answers[cell.name], BenchError):
+            raise found
         else:
-            answer = run_isolated(MEASURE, arguments, environ=environ(done.folder))
+            answer = dict(found)
     except BenchError as error:
         done.left_out.append(f"{cell.name} ({error})")
         return None
@@ -232,6 +230,15 @@ def _measured(
         return None
     samples = {name: tuple(seconds) for name, seconds in answer["samples"].items()}
     return Comparison(samples, config.tolerance, config.seed, answer["stopped"])
+
+
+def _arguments(done: Run, kind: str, cell: OpCell | GPTCell, budget_s: float, *, kept: bool = False) -> dict[str, Any]:
+    """Of `MEASURE`."""
+    return {
+        "kind": kind, "cell": asdict(cell), "kept": kept, "rounds": done.rounds, "budget_s": budget_s,
+        "tolerance": done.config.tolerance, "seed": done.config.seed, "far": FAR,
+        "always": [EAGER] if _is_gain(cell) else [],
+    }  # fmt: skip
 
 
 def _is_gain(cell: OpCell | GPTCell) -> bool:

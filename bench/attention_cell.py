@@ -17,9 +17,12 @@ from optpass.bench import attention_heap
 from optpass.bench.attention import ALONE, EAGER, GPT, HAND, INDUCTOR, OP, OPTPASS, OURS
 from optpass.bench.attention_programs import ByHand, GPTCell, Handwritten, OpCell, by_hand, gpt_call, op_call
 from optpass.bench.clocks import Call
+from optpass.bench.gpu_lock import GpuLock
 from optpass.bench.harness import Case, compare
 
 WARMUP = {"cpu": 1, "cuda": 3}
+#: Of this process, by path.
+_LOCKS: dict[str, GpuLock] = {}
 
 
 def measure(
@@ -33,6 +36,7 @@ def measure(
     seed: int,
     far: float,
     always: Sequence[str],
+    lock: str | None = None,
 ) -> dict[str, Any]:
     """Time all cases of a cell.
 
@@ -40,6 +44,7 @@ def measure(
         kind: `OP` or `GPT`.
         cell: fields of an `OpCell` or a `GPTCell`.
         far, always: see `compare`.
+        lock: on a GPU, the file that whoever runs there has locked.
         kept: on a CPU, with buffers kept by the C library's heap rather than as a fresh process has them.
 
     Returns:
@@ -51,32 +56,31 @@ def measure(
         attention_heap.keep()
     cases = CASES[kind](cell, seed)
     torch.manual_seed(seed)
-    fitting = [case for case in cases if device == "cpu" or _fits(case)]
-    left_out = [case.name for case in cases if case not in fitting]
-    if OURS in left_out or len(fitting) < 2:
-        return {"samples": {}, "stopped": "budget", "left_out": left_out}
-    found = compare(
-        fitting, rounds=rounds, budget_s=budget_s, tolerance=tolerance, device=device, warmup=WARMUP[device], seed=seed,
-        far=far, always=always,
-    )  # fmt: skip
-    if device == "cuda":
-        _forget()  # the process goes on to the next cell
-    return {"samples": found.samples, "stopped": found.stopped, "left_out": left_out}
-
-
-def _forget() -> None:
-    torch.compiler.reset()
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
-def build(kind: str, cell: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
-    """Compile the cases of a cell, for whoever has the same cache; arguments as for `measure`."""
-    for case in CASES[kind](cell, seed):
-        if case.name != EAGER:
-            _fits(case)
-    _forget()
-    return {}
+    if device == "cpu":
+        found = compare(
+            cases, rounds=rounds, budget_s=budget_s, tolerance=tolerance, device=device, warmup=WARMUP[device],
+            seed=seed, far=far, always=always,
+        )  # fmt: skip
+        return {"samples": found.samples, "stopped": found.stopped, "left_out": []}
+    assert lock is not None
+    alone = _LOCKS.get(lock) or _LOCKS.setdefault(lock, GpuLock(lock))
+    try:
+        fitting = [ready for case in cases if (ready := _ready(case, alone)) is not None]
+        left_out = [case.name for case in cases if case.name not in [ready.name for ready in fitting]]
+        if OURS in left_out or len(fitting) < 2:
+            return {"samples": {}, "stopped": "budget", "left_out": left_out}
+        with alone:
+            found = compare(
+                fitting, rounds=rounds, budget_s=budget_s, tolerance=tolerance, device=device, warmup=WARMUP[device],
+                seed=seed, far=far, always=always,
+            )  # fmt: skip
+        return {"samples": found.samples, "stopped": found.stopped, "left_out": left_out}
+    finally:
+        fitting = []
+        alone.leave()
+        torch.compiler.reset()  # the process goes on to the next cell
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def op_cases(cell: OpCell, seed: int) -> Sequence[Case]:
@@ -114,13 +118,17 @@ CASES: Mapping[str, Callable[[Mapping[str, Any], int], Sequence[Case]]] = {
 }
 
 
-def _fits(case: Case) -> bool:
-    """Whether a case runs in the GPU's memory; what holds all scores may not."""
+def _ready(case: Case, alone: GpuLock) -> Case | None:
+    """A case that has been compiled and run; None where it does not run in the GPU's memory: all scores may not."""
     try:
-        case.make()()
+        if case.name == EAGER:
+            alone.take()
+        call = case.make()
+        call()
         torch.cuda.synchronize()
     except torch.OutOfMemoryError:
-        return False
+        return None
     finally:
         torch.cuda.empty_cache()
-    return True
+        alone.leave()
+    return Case(case.name, lambda: call)

@@ -183,7 +183,6 @@ def _rows(ways: Mapping[str, Answer], overrides: Mapping[str, Any], config: Benc
     extras = {
         n: {"peak GiB": w["peak"] / 2**30, "tokens/s": tokens / median(w["samples"])}
         | ({"predicted GiB": w["predicted"] / 2**30} if w.get("predicted") else {})
-        | ({"compiled in s": w["seconds"]} if w.get("seconds") else {})
         for n, w in ways.items()
     }
     return [row.model_copy(update={"extra": extras[row.case]}) for row in rows]

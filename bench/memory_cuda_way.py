@@ -7,16 +7,14 @@ memory. Between calls nothing is kept there but what lives between steps.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gc
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from optpass.bench import memory_ways
 from optpass.bench.clocks import clock
+from optpass.bench.gpu_lock import GpuLock
 
 #: Steps before the peak is measured, and before each visit's samples.
 WARM, AGAIN = 3, 2
@@ -25,24 +23,7 @@ WARM, AGAIN = 3, 2
 @dataclass
 class _Way:
     step: Callable[[], None]
-    lock: _Lock
-
-
-class _Lock:
-    """A locked file: taken when code has been compiled, and so before it runs."""
-
-    def __init__(self, path: str) -> None:
-        self._file = Path(path).open("w")  # noqa: SIM115  # as long as the process
-        self._held = False
-
-    def take(self, *_: Any) -> None:
-        if not self._held:
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-            self._held = True
-
-    def leave(self) -> None:
-        fcntl.flock(self._file, fcntl.LOCK_UN)
-        self._held = False
+    lock: GpuLock
 
 
 #: The way of this process, once it is set up.
@@ -75,17 +56,15 @@ def prepare(
         budget: optpass's, bytes or text; None for plain Inductor.
 
     Returns:
-        `peak`: bytes of a step, everything counted; `predicted` where optpass said so; `seconds` of the first step but
-        for what it waited.
+        `peak`: bytes of a step, everything counted; `predicted` where optpass said so.
     """
     import torch
 
     import optpass
     from optpass import models
     from optpass.backend.compat.activation_budget import activation_memory_budget
-    from optpass.backend.compat.dynamo import call_when_compiled
 
-    locked = _Lock(lock)
+    locked = GpuLock(lock)
     torch.manual_seed(seed)
     with torch.device("cuda"):
         module, inputs = models.build("llama", "8b", dtype=torch.bfloat16, **overrides)
@@ -93,17 +72,9 @@ def prepare(
         module = memory_ways.checkpoint_blocks(module)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-5)
     call: Any = module
-    waited: list[float] = []
-
-    def compiled_now(*_: Any) -> None:
-        begun = time.monotonic()
-        locked.take()
-        waited.append(time.monotonic() - begun)
-
     if compiled:
         options: Any = None if budget is None else {"memory_budget": budget, "optimizer": "adamw"}
         call = torch.compile(module, backend="inductor" if budget is None else "optpass", options=options)
-        call_when_compiled(compiled_now)
     else:
         locked.take()
 
@@ -112,12 +83,8 @@ def prepare(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    begun = time.monotonic()
     with activation_memory_budget(ratio):
-        step()
-        torch.cuda.synchronize()
-        seconds = time.monotonic() - begun - sum(waited)
-        for _ in range(WARM - 1):
+        for _ in range(WARM):
             step()
     with _alone(locked):
         torch.cuda.synchronize()
@@ -129,11 +96,11 @@ def prepare(
     _STANDING[:] = [_Way(step, locked)]
     sites = [*optpass.report().sites(), *optpass.report().declined()]
     predicted = [site.cost["predicted_peak_bytes"] for site in sites if site.kind == "memory budget"]
-    return {"peak": peak, "seconds": seconds, "predicted": max(predicted, default=None)}
+    return {"peak": peak, "predicted": max(predicted, default=None)}
 
 
 @contextlib.contextmanager
-def _alone(lock: _Lock) -> Iterator[None]:
+def _alone(lock: GpuLock) -> Iterator[None]:
     """On the GPU with nobody else; afterwards what a step needs is given back."""
     import torch
 
@@ -141,7 +108,6 @@ def _alone(lock: _Lock) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.cuda.synchronize()
         gc.collect()
         torch.cuda.empty_cache()
         lock.leave()

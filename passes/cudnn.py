@@ -4,7 +4,8 @@ torch builds a plan per problem and keeps it (`mhagraphbackwardcache` in aten/sr
 to 2.15). The plan holds the strides of the gradient that it was built for; the key it is kept by has those of queries,
 keys and values alone. A second attention of the same sizes whose gradient lies otherwise in memory is computed by the
 first one's plan, and all its gradients are wrong (seen on an H100 with torch 2.11 and cuDNN 9.19, in 2 of 108 programs
-that ran one after another). So here each gradient is given in the layout of the queries, which the key does have.
+that ran one after another). So here each gradient is given in the strides of the result, which follow from those of the
+queries, and so from the key.
 
 That holds for attention that the user has written as a call of SDPA, too.
 """
@@ -35,25 +36,24 @@ _LIBRARY.define(
 )
 #: Torch's own operator, which this one calls.
 THEIRS: Any = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
-#: Places of the gradient, the queries and the result among the arguments of both.
-_GRADIENT, _QUERY, _RESULT = 0, 1, 4
+#: Places of the gradient and of the forward's result among the arguments of both.
+_GRADIENT, _RESULT = 0, 4
 
 
 def order_of(strides: Sequence[int]) -> list[int]:
-    """The dims from the outermost to the innermost, as `alloc_with_matching_layout` of MHA.cpp sorts them."""
-    return sorted(range(len(strides)), key=lambda dim: -strides[dim])
+    """The dims from the outermost to the innermost."""
+    return sorted(range(len(strides)), key=lambda dim: (-strides[dim], dim))
 
 
-def laid_out(tensor: Tensor, order: Sequence[int]) -> Tensor:
-    """`tensor` with its dims in that order in memory, and dense; itself where it is so already."""
-    back = sorted(range(len(order)), key=lambda dim: order[dim])
-    return tensor.permute(*order).contiguous().permute(*back)
+def laid_out(tensor: Tensor, like: Tensor) -> Tensor:
+    """`tensor` in the strides of `like`, a dense tensor of its shape; itself where it has them already."""
+    if tensor.stride() == like.stride():
+        return tensor
+    return torch.empty_strided(like.shape, like.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
-def _backward(*args: Any, scale: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    order = order_of(args[_QUERY].stride())
-    given = [laid_out(a, order) if at in (_GRADIENT, _RESULT) else a for at, a in enumerate(args)]
-    found: tuple[Tensor, Tensor, Tensor] = THEIRS(*given, scale=scale)
+def _backward(grad_out: Tensor, *args: Any, scale: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    found: tuple[Tensor, Tensor, Tensor] = THEIRS(laid_out(grad_out, args[_RESULT - 1]), *args, scale=scale)
     return found
 
 
@@ -93,17 +93,17 @@ class CudnnBackward(Pass):
                     kind="cudnn backward", file=source.file, line=source.line, module=source.module, node=node.name,
                     reason="torch keeps cuDNN's plans without the layout of the gradient they are for",
                     before="a gradient in the layout that it comes in",
-                    after="copied to the layout of the queries" if copied else "checked, and copied where it need be",
+                    after="copied to that of the result" if copied else "checked, and copied where it need be",
                 )
             )  # fmt: skip
         return result
 
     def _lay_out(self, graph: fx.Graph, node: fx.Node) -> bool:
         """Write the copy of the gradient that is needed; whether there is one. Symbolic strides are left to the run."""
-        gradient, query = node.args[_GRADIENT], node.args[_QUERY]
-        if not isinstance(gradient, fx.Node) or not isinstance(query, fx.Node):
+        gradient, result = node.args[_GRADIENT], node.args[_RESULT]
+        if not isinstance(gradient, fx.Node) or not isinstance(result, fx.Node):
             return False
-        value, like = gradient.meta["val"], query.meta["val"]
+        value, like = gradient.meta["val"], result.meta["val"]
         if any(isinstance(s, torch.SymInt) for t in (value, like) for s in (*t.shape, *t.stride())):
             return False
         order = order_of(like.stride())

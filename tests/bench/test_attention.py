@@ -132,7 +132,8 @@ def test_a_longer_budget_gives_every_cell_more_time(
         given.clear()
         claim(BenchConfig(budget_s=budget_s))
         assert set(given) == {
-            (patience * attention.ROUNDS, patience * seconds) for seconds in (attention.GPT_S["cpu"], attention.OP_S["cpu"])
+            (patience * attention.ROUNDS, patience * seconds)
+            for seconds in (attention.GPT_S["cpu"], attention.OP_S["cpu"])
         }
 
 

@@ -196,14 +196,19 @@ class _Step:
         gradients = program.run(arguments, storages)
         storages.mark("end of backward")
         _accumulate(gradients, storages)
+        gradient_bytes = storages.live
+        more = storages.more_in_later_steps()
+        timeline = storages.timeline
+        if more:
+            timeline = [replace(moment, live_bytes=moment.live_bytes + more) for moment in timeline]
         return StepReplay(
-            forward_peak=forward_peak,
+            forward_peak=forward_peak + more,
             boundary_bytes=boundary,
-            backward_peak=storages.peak,
-            gradient_bytes=storages.live,
-            peak_label=max(storages.timeline, key=lambda moment: moment.live_bytes).label,
+            backward_peak=storages.peak + more,
+            gradient_bytes=gradient_bytes,
+            peak_label=max(timeline, key=lambda moment: moment.live_bytes).label,
             saved_bytes=sizes,
-            timeline=tuple(storages.timeline),
+            timeline=tuple(timeline),
             handed_bytes=handed,
         )
 

@@ -99,6 +99,10 @@ class Storages:
         """Bytes that the storage of `tensor` counts for."""
         return sum(self._sizes.get(part.untyped_storage()._cdata, 0) for part in strided_parts(tensor))
 
+    def more_in_later_steps(self) -> int:
+        """Bytes by which later steps of the process may need more on a GPU, where what was free is in pieces."""
+        return self._cuda.more_in_later_steps()
+
     def mark(self, label: str, workspace: int = 0) -> None:
         """`label` has run: note the bytes, with the `workspace` that it allocated and released inside."""
         now = self.live + workspace

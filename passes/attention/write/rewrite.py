@@ -62,7 +62,7 @@ class Rewrite:
         if plan.mask.kind == "causal":
             arguments["is_causal"] = True
         elif mask is not None:
-            arguments["attn_mask"] = mask
+            arguments["attn_mask"] = mask if plan.problem.device == "cpu" else self._rows_of_keys(mask)
         if plan.site.dropout:
             arguments["dropout_p"] = plan.site.dropout
         if plan.frame.groups:
@@ -227,6 +227,12 @@ class Rewrite:
             mask = self._full_keys(mask)
             mask = call(F.pad, mask, (0, 1), "constant", True if seen else 0.0)
         return query, key, value, mask
+
+    def _rows_of_keys(self, mask: fx.Node) -> fx.Node:
+        """A mask whose rows lie in memory: expanding one column to all keys, as SDPA does, its kernels for GPUs refuse
+        (`(*bias): last dimension must be contiguous`)."""
+        full = self._full_keys(mask)
+        return mask if full is mask else self.writer.call(torch.Tensor.contiguous, full)
 
     def _full_keys(self, mask: fx.Node) -> fx.Node:
         """A mask that is the same for all keys has one column for them all; a sink's own makes it two of them."""

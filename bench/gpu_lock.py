@@ -1,0 +1,44 @@
+"""One program at a time on the GPU, while others compile: a locked file, taken when code has been compiled."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+from typing import Any
+
+
+class GpuLock:
+    """Held by whoever runs on the GPU. Taking what is held already, and leaving what is not, does nothing.
+
+    A process has one: it lets go between a compile and the next, and holds it from the end of one on.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Takes the lock of the file `path` after each compile of this process, before what was compiled runs."""
+        from optpass.backend.compat.dynamo import call_when_compiled
+
+        self._file = Path(path).open("w")  # noqa: SIM115  # as long as the process
+        self._held = False
+        call_when_compiled(self.take)
+
+    def take(self, *_: Any) -> None:
+        """Wait until nobody else holds it."""
+        if not self._held:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            self._held = True
+
+    def leave(self) -> None:
+        """Let the GPU finish, and others have it."""
+        import torch
+
+        if self._held:
+            torch.cuda.synchronize()
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            self._held = False
+
+    def __enter__(self) -> GpuLock:
+        self.take()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
