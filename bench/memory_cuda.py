@@ -29,7 +29,7 @@ from optpass.bench.worker import Worker
 #: 16 layers of width 2048: about 1.2 billion parameters with the vocabulary of 32,000.
 LLAMA: Mapping[str, Any] = {
     "layers": 16, "width": 2048, "heads": 32, "kv_heads": 8, "ffn": 8192, "vocab": 32_000,
-    "context": 4096, "seq": 4096, "batch": 4, "targets": True,
+    "context": 4096, "seq": 4096, "batch": 2, "targets": True,
 }  # fmt: skip
 QUICK: Mapping[str, Any] = {"layers": 4, "seq": 1024, "batch": 1}
 #: Parts of the way from checkpointing's peak to the peak without a budget.
@@ -76,6 +76,7 @@ class _Ways:
                 )
             except BenchError as error:
                 self.failed[name] = str(error)
+                self.workers[name].close()  # and its memory with it
             self.progress.step(f"{name}: {self._told(name)}", 1)
 
         with ThreadPoolExecutor(len(ways)) as pool:

@@ -58,13 +58,24 @@ def prepare(
     Returns:
         `peak`: bytes of a step, everything counted; `predicted` where optpass said so.
     """
+    locked = GpuLock(lock)
+    try:
+        return _prepared(locked, overrides, seed, checkpoint, compiled, ratio, budget)
+    except BaseException:
+        locked.leave()  # the process lives on
+        raise
+
+
+def _prepared(
+    locked: GpuLock, overrides: Mapping[str, Any], seed: int, checkpoint: bool, compiled: bool, ratio: float,
+    budget: int | str | None,
+) -> dict[str, Any]:  # fmt: skip
     import torch
 
     import optpass
     from optpass import models
     from optpass.backend.compat.activation_budget import activation_memory_budget
 
-    locked = GpuLock(lock)
     torch.manual_seed(seed)
     with torch.device("cuda"):
         module, inputs = models.build("llama", "8b", dtype=torch.bfloat16, **overrides)

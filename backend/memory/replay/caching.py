@@ -88,8 +88,9 @@ class CachingAllocator:
 
     def release(self, number: int) -> None:
         """A block is free again."""
-        self._log.append((False, self._places.pop(number)))
-        self._release(number)
+        if number in self._places:  # else all were released together
+            self._log.append((False, self._places.pop(number)))
+            self._release(number)
 
     def more_in_later_steps(self) -> int:
         """Bytes by which the peak of later steps, with the same allocations, is higher than the one so far. Everything
