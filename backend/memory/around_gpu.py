@@ -37,8 +37,12 @@ def beside(spec: DeviceSpec | None, held: Sequence[torch.Tensor], multiplies: bo
     if not on_gpu:
         return 0
     rounded = int(lost_in_blocks(on_gpu) * (1 + again))
-    workspaces = _THREADS * (workspace_bytes(spec) + _LT_WORKSPACE) if multiplies else 0
-    return workspaces + -(-rounded // _GRAIN) * _GRAIN
+    return (kept_by_libraries(spec) if multiplies else 0) + -(-rounded // _GRAIN) * _GRAIN
+
+
+def kept_by_libraries(spec: DeviceSpec | None) -> int:
+    """Bytes of the workspaces that a training step's products of matrices keep, on a GPU."""
+    return _THREADS * (workspace_bytes(spec) + _LT_WORKSPACE)
 
 
 def workspace_bytes(spec: DeviceSpec | None) -> int:

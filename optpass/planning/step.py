@@ -29,6 +29,7 @@ class StepState:
         trained: the trained parameters.
         optimizer: what the optimizer needs.
         accumulation: micro-batches per optimizer step.
+        kept: bytes that libraries keep on the device from the first step on.
     """
 
     parameters: int
@@ -38,6 +39,7 @@ class StepState:
     trained: tuple[ParameterSize, ...]
     optimizer: OptimizerCost
     accumulation: int = 1
+    kept: int = 0
 
     def statics(self) -> Ledger:
         """What is there throughout the forward and the backward.
@@ -51,6 +53,7 @@ class StepState:
             optimizer=self.optimizer.state_bytes,
             buffers=self.buffers,
             inputs=self.inputs,
+            temporaries=self.kept,
         )
 
     def at_optimizer(self, outputs: int) -> Ledger:
@@ -66,7 +69,7 @@ class StepState:
             buffers=self.buffers,
             inputs=self.inputs,
             activations=outputs,
-            temporaries=self.optimizer.step_bytes,
+            temporaries=self.optimizer.step_bytes + self.kept,
         )
 
 

@@ -66,8 +66,15 @@ _PLAIN_ON_GPU = frozenset(
 )  # fmt: skip
 
 
+#: What may be given integers of zero there: no kernel of theirs stops the device at one.
+_INDICES_ON_GPU = ("attention", "embedding", "index_", "scatter", "nll_loss", "upsample", "pool", "sort", "topk")
+
+
 def is_kernel_of_gpu(call: Call) -> bool:
-    """Whether a GPU is asked for the workspace of a call: of what is no view, no function of elements and no draw."""
+    """Whether a GPU is asked for the workspace of a call: of what is no view, no function of elements and no draw.
+
+    A kernel that is given an index which it does not expect stops the device for the rest of the process.
+    """
     result = call.result()
     if result is None or result.device.type != "cuda" or call.target.namespace not in ("aten", "optpass"):
         return False
@@ -77,4 +84,6 @@ def is_kernel_of_gpu(call: Call) -> bool:
         return False
     if schema.is_mutable or any(returned.alias_info is not None for returned in schema.returns):
         return False
-    return any(True for _ in call.tensors())
+    given = [tensor for _, tensor in call.tensors()]
+    plain = all(t.is_floating_point() or t.is_complex() or t.dtype == torch.bool for t in given)
+    return bool(given) and (plain or any(part in call.name for part in _INDICES_ON_GPU))
