@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from optpass.backend import capture, compat, pipeline, snapshot
+from optpass.backend import capture, compat, cudnn, pipeline, snapshot
 from optpass.backend.hooks import Hooks
 from optpass.options import Options
 from optpass.passes.contract import AtenGraph, ContentGuard, Pass, PassContext, Stage, no_contents
@@ -138,6 +138,7 @@ class Session:
             self.record.t_passes_s += time.perf_counter() - start
 
     def _on_joint(self, gm: fx.GraphModule) -> None:
+        cudnn.protect(gm)
         self._run(Stage.JOINT, gm)
 
     def _on_partitioned(self, forward: fx.GraphModule, backward: fx.GraphModule) -> None:

@@ -6,12 +6,11 @@ from optpass.errors import ConfigError, did_you_mean
 from optpass.options import Options
 from optpass.passes.attention.attention import Attention
 from optpass.passes.contract import Pass
-from optpass.passes.cudnn import CudnnBackward
 from optpass.passes.order import ordered
 from optpass.passes.redundant import Redundant
 from optpass.passes.roofline.analysis import Roofline
 
-PASSES: tuple[type[Pass], ...] = (Redundant, Attention, CudnnBackward, Roofline)
+PASSES: tuple[type[Pass], ...] = (Redundant, Attention, Roofline)
 
 
 def names() -> tuple[str, ...]:

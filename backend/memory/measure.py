@@ -42,7 +42,8 @@ class StepPeak:
     """One measured training step; every storage is counted once, in bytes.
 
     `inputs` are the tensors among the arguments of the step that are neither parameters nor buffers; `gradients` are
-    those that were there when the step began (those that it makes are in `above`).
+    those that were there when the step began (those that it makes are in `above`). `beside` is what was allocated on a
+    GPU and is none of these: libraries' workspaces, what blocks are larger than tensors, and tensors of others.
     """
 
     parameters: int
@@ -51,11 +52,12 @@ class StepPeak:
     gradients: int
     inputs: int
     above: int
+    beside: int = 0
 
     @property
     def held(self) -> int:
         """Bytes that are there before the step and throughout it."""
-        return self.parameters + self.buffers + self.optimizer + self.gradients + self.inputs
+        return self.parameters + self.buffers + self.optimizer + self.gradients + self.inputs + self.beside
 
     @property
     def total(self) -> int:
@@ -146,6 +148,8 @@ def step_peak(
     optimizer: torch.optim.Optimizer | None = None,
     inputs: Iterable[Any] = (),
     device: torch.device | str | None = None,
+    *,
+    alone: bool = False,
 ) -> StepPeak:
     """Run `step()` once and measure its peak with everything that it holds.
 
@@ -155,6 +159,7 @@ def step_peak(
         optimizer: whose state counts. State that it makes in this step is in `above`.
         inputs: what else the step reads: tensors, or containers of them.
         device: the device that is measured; by default the parameters'. Tensors elsewhere do not count.
+        alone: nothing else of this process is on a GPU: the peak is what its allocator says, `beside` included.
     """
     if device is None:
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -165,8 +170,12 @@ def step_peak(
     buffers = storage_bytes(model.buffers(), device, seen)
     state = storage_bytes(optimizer.state.values() if optimizer is not None else (), device, seen)
     others = storage_bytes(inputs, device, seen)
+    beside = 0
+    if alone and device.type == "cuda":
+        gc.collect()
+        beside = max(0, torch.cuda.memory_allocated(device) - parameters - gradients - buffers - state - others)
     peak = measure_peak(step, device)
-    return StepPeak(parameters, buffers, state, gradients, others, peak.bytes_above_start)
+    return StepPeak(parameters, buffers, state, gradients, others, peak.bytes_above_start, beside)
 
 
 def storage_bytes(values: Iterable[Any], device: torch.device | None = None, seen: set[int] | None = None) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from optpass.backend.memory.around_gpu import kept_by_libraries
 from optpass.backend.memory.probe import library_workspace
 from optpass.backend.model_tensors import main_dtype, owner, parameter_count
 from optpass.errors import BudgetInfeasibleError, ConfigError, TraceError
@@ -84,8 +83,7 @@ def solve(request: Request, batch: int | None) -> Solved:
         raise TraceError("there is no backward: nothing that the loss depends on needs a gradient, so no step to plan")
     unit = steps.granularity(device)
     bare = steps.state_of(capture.model, capture.arguments, _NO_OPTIMIZER, unit=unit, accumulation=request.accumulation)
-    kept = kept_by_libraries(device) if device.kind == "cuda" else 0
-    state = replace(bare, optimizer=_optimizer(request, bare), kept=kept)
+    state = replace(bare, optimizer=_optimizer(request, bare))
     gathered, divide = Gathered(), 1
     if request.shard is not None:
         divide = request.shard.world_size

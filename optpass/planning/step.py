@@ -29,7 +29,6 @@ class StepState:
         trained: the trained parameters.
         optimizer: what the optimizer needs.
         accumulation: micro-batches per optimizer step.
-        kept: bytes that libraries keep on the device from the first step on.
     """
 
     parameters: int
@@ -39,7 +38,6 @@ class StepState:
     trained: tuple[ParameterSize, ...]
     optimizer: OptimizerCost
     accumulation: int = 1
-    kept: int = 0
 
     def statics(self) -> Ledger:
         """What is there throughout the forward and the backward.
@@ -53,7 +51,6 @@ class StepState:
             optimizer=self.optimizer.state_bytes,
             buffers=self.buffers,
             inputs=self.inputs,
-            temporaries=self.kept,
         )
 
     def at_optimizer(self, outputs: int) -> Ledger:
@@ -69,7 +66,7 @@ class StepState:
             buffers=self.buffers,
             inputs=self.inputs,
             activations=outputs,
-            temporaries=self.optimizer.step_bytes + self.kept,
+            temporaries=self.optimizer.step_bytes,
         )
 
 

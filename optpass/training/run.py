@@ -210,7 +210,8 @@ def _measured(
     assert plan is not None and plan.budget_bytes is not None  # who measures has a budget
     losses: list[float] = []
     peak = step_peak(
-        prepared.model, lambda: losses.append(step()), optimizer, device=prepared.job.config.device
+        prepared.model, lambda: losses.append(step()), optimizer, device=prepared.job.config.device,
+        alone=not prepared.compare,
     )  # fmt: skip
     report = build_report()
     sites = [*report.sites(MEMORY_SITE), *report.declined(MEMORY_SITE)]

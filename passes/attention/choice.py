@@ -16,7 +16,6 @@ from optpass.passes.attention.targets import Choice, arch_of, kernels, present, 
 from optpass.passes.attention.targets import choose as choose_kernel
 from optpass.passes.attention.write import flex
 from optpass.passes.contract import PassContext
-from optpass.passes.cudnn import CudnnBackward
 from optpass.passes.devices import DeviceSpec
 
 #: The kernel in blocks, and its target.
@@ -28,7 +27,7 @@ BLOCKS_MARGIN = 1.15
 _SWALLOWS = "FlexAttention as Inductor compiles it for CPUs gives numbers where a query or key is NaN"
 #: Inner compilers that run operators which they do not know.
 _OWN_OPERATORS = ("inductor", "aot_eager", "eager")
-#: Inner compilers in which passes run on the joint graph.
+#: Inner compilers that give us the joint graph, in which the backend sets right what cuDNN's backward gets wrong.
 _JOINT = ("inductor", "aot_eager")
 
 
@@ -48,7 +47,7 @@ class Chooser:
         mode = self.config.mode
         arch = arch_of(self._spec(planned)) if planned.problem.device == "cuda" else None
         available = self._available(planned.problem.device)
-        if planned.problem.training and not self._joint:
+        if planned.problem.training and self.ctx.options.inner not in _JOINT:
             available -= {CUDNN}
         choice = choose_kernel(planned.problem, arch=arch, mode=mode, available=available, cudnn=_cudnn(arch))
         materialises = choice.target is None or choice.kernel == gate.MATH
@@ -97,12 +96,6 @@ class Chooser:
             return self.ctx.device()
         except ConfigError as error:
             raise Blocked(f"nothing is known of the device: {error}", planned.site.output) from None
-
-    @property
-    def _joint(self) -> bool:
-        """Whether `passes.cudnn` runs, without which gradients by cuDNN can be wrong."""
-        options = self.ctx.options
-        return options.inner in _JOINT and CudnnBackward.name not in options.disable_passes
 
     def _verdict(self, planned: Plan, choice: Choice) -> gate.Verdict:
         mask = planned.mask

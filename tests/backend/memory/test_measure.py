@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import pytest
 import torch
 from torch import nn
 
-from optpass.backend.memory import probe
+from optpass.backend.memory import measure, probe
 from optpass.backend.memory.measure import measure_elsewhere, measure_peak, step_peak, storage_bytes
 
 _CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "transposed", "output_padding", "groups")
@@ -113,3 +115,14 @@ def test_tied_weights_are_one_storage() -> None:
     model = nn.Sequential(nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False))
     model[1].weight = model[0].weight
     assert step_peak(model, lambda: None).total == 16 * 16 * 4
+
+
+def test_what_a_gpu_has_allocated_beside_tensors_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries' workspaces are in its allocator's figure, and in a budget; others' tensors where they are not told."""
+    model = nn.Linear(8, 8)
+    monkeypatch.setattr(measure, "storage_bytes", lambda values, *_: 100 if isinstance(values, Generator) else 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 1000)
+    monkeypatch.setattr(measure, "measure_peak", lambda *_: measure.Peak(50, 0))
+    for alone, beside in ((False, 0), (True, 700)):
+        found = measure.step_peak(model, lambda: None, device="cuda", alone=alone)
+        assert (found.beside, found.total) == (beside, 350 + beside)

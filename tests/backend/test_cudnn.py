@@ -1,4 +1,4 @@
-"""cuDNN's attention backward is given its gradient in the layout of the queries; traced without a GPU."""
+"""cuDNN's attention backward is given its gradient in the strides of the result; traced without a GPU."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from optpass.options import resolve
-from optpass.passes import cudnn
-from optpass.passes.contract import PassContext
-from optpass.passes.cudnn import OPERATOR, THEIRS, CudnnBackward, laid_out, order_of
+from optpass.backend import cudnn
+from optpass.backend.cudnn import OPERATOR, THEIRS, laid_out, order_of, protect
 
 
 @pytest.fixture
@@ -38,13 +36,6 @@ def traced(query: torch.Tensor, gradient: torch.Tensor) -> Any:
     return make_fx(backward)(gradient, query)
 
 
-def run(gm: Any) -> Any:
-    def no_device() -> Any:
-        raise AssertionError
-
-    return CudnnBackward().run(gm, PassContext(resolve({}), no_device, "0", True))
-
-
 def targets(gm: Any) -> list[Any]:
     return [n.target for n in gm.graph.nodes if n.op == "call_function"]
 
@@ -60,9 +51,8 @@ def targets(gm: Any) -> list[Any]:
 )
 def test_a_gradient_in_another_layout_is_copied(query: Any, gradient: Any, copied: bool, fake: FakeTensorMode) -> None:
     gm = traced(query(), gradient())
-    result = run(gm)
+    assert protect(gm) == 1
     gm.graph.lint()
-    assert result.changed and len(result.applied) == 1
     assert OPERATOR in targets(gm) and THEIRS not in targets(gm)
     assert (torch.ops.aten.clone.default in targets(gm)) is copied
     (node,) = (n for n in gm.graph.nodes if n.target is OPERATOR)
@@ -73,7 +63,17 @@ def test_a_gradient_in_another_layout_is_copied(query: Any, gradient: Any, copie
 
 def test_a_graph_without_it_is_left_alone(fake: FakeTensorMode) -> None:
     gm = make_fx(lambda x: x.sin())(heads_first())
-    assert not run(gm).changed
+    assert protect(gm) == 0
+
+
+@pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
+def test_every_joint_graph_is_protected(inner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(cudnn, "protect", seen.append)
+    torch._dynamo.reset()
+    options = {"inner": inner, "strict": True, "inductor": {"fallback_by_default": True} if inner == "inductor" else {}}
+    torch.compile(lambda x: x.sin() * 2, backend="optpass", options=options)(torch.randn(3, requires_grad=True))
+    assert len(seen) == 1
 
 
 def test_the_operator_lays_out_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

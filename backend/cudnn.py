@@ -18,11 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from optpass.options import Options
-from optpass.passes.contract import Pass, PassContext, PassResult, Stage
-from optpass.passes.source import locate
-from optpass.reporting.model import Site
-
 _LIBRARY: Any = torch.library.Library("optpass", "FRAGMENT")  # type: ignore[no-untyped-call, unused-ignore]
 #: Compilers hand over the strides that the graph says, so that a gradient laid out in the graph is not copied again.
 _TAGS = tuple(
@@ -70,59 +65,45 @@ torch.library.register_fake("optpass::cudnn_attention_backward", _fake, lib=_LIB
 OPERATOR: Any = torch.ops.optpass.cudnn_attention_backward.default
 
 
-class CudnnBackward(Pass):
-    """See the module's docstring. A gradient whose layout the graph says is laid out there, where it can be fused."""
+def protect(gm: fx.GraphModule) -> int:
+    """Replace torch's operator in a joint graph by ours, in place; how often it was there.
 
-    name = "cudnn_backward"
-    summary = "Gives cuDNN's attention backward its gradient in the layout that its kept plans are for."
-    stage = Stage.JOINT
+    A gradient whose strides the graph says, and that has others than the result, is copied in the graph, where a
+    compiler can fuse that with what makes it.
+    """
+    nodes = [n for n in gm.graph.nodes if n.op == "call_function" and n.target is THEIRS]
+    for node in nodes:
+        _lay_out(gm.graph, node)
+        node.target = OPERATOR
+    if nodes:
+        gm.recompile()
+    return len(nodes)
 
-    @classmethod
-    def from_options(cls, options: Options) -> CudnnBackward | None:
-        return cls() if torch.cuda.is_available() else None
 
-    def run(self, gm: fx.GraphModule, ctx: PassContext) -> PassResult:
-        result = PassResult()
-        for node in [n for n in gm.graph.nodes if n.op == "call_function" and n.target is THEIRS]:
-            copied = self._lay_out(gm.graph, node)
-            node.target = OPERATOR
-            result.changed = True
-            source = locate(node)
-            result.applied.append(
-                Site(
-                    kind="cudnn backward", file=source.file, line=source.line, module=source.module, node=node.name,
-                    reason="torch keeps cuDNN's plans without the layout of the gradient they are for",
-                    before="a gradient in the layout that it comes in",
-                    after="copied to that of the result" if copied else "checked, and copied where it need be",
-                )
-            )  # fmt: skip
-        return result
-
-    def _lay_out(self, graph: fx.Graph, node: fx.Node) -> bool:
-        """Write the copy of the gradient that is needed; whether there is one. Symbolic strides are left to the run."""
-        gradient, result = node.args[_GRADIENT], node.args[_RESULT]
-        if not isinstance(gradient, fx.Node) or not isinstance(result, fx.Node):
-            return False
-        value, like = gradient.meta["val"], result.meta["val"]
-        if any(isinstance(s, torch.SymInt) for t in (value, like) for s in (*t.shape, *t.stride())):
-            return False
-        order = order_of(like.stride())
-        if value.permute(*order).is_contiguous():
-            return False
-        back = sorted(range(len(order)), key=lambda dim: order[dim])
-        with graph.inserting_before(node):
-            for target, arguments in (
-                (torch.ops.aten.permute.default, (order,)),
-                (torch.ops.aten.clone.default, ()),
-                (torch.ops.aten.permute.default, (back,)),
-            ):
-                keywords: dict[str, Any] = {} if arguments else {"memory_format": torch.contiguous_format}
-                made = graph.call_function(target, (gradient, *arguments), keywords)
-                made.meta = {key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta}
-                made.meta["val"] = target(gradient.meta["val"], *arguments, **keywords)
-                for key in ("partitioner_tag", "is_backward"):
-                    if key in node.meta:
-                        made.meta[key] = node.meta[key]
-                gradient = made
-        node.update_arg(_GRADIENT, gradient)
-        return True
+def _lay_out(graph: fx.Graph, node: fx.Node) -> None:
+    """Write the copy of the gradient that is needed. Symbolic strides are left to the run."""
+    gradient, result = node.args[_GRADIENT], node.args[_RESULT]
+    if not isinstance(gradient, fx.Node) or not isinstance(result, fx.Node):
+        return
+    value, like = gradient.meta["val"], result.meta["val"]
+    if any(isinstance(s, torch.SymInt) for t in (value, like) for s in (*t.shape, *t.stride())):
+        return
+    order = order_of(like.stride())
+    if value.permute(*order).is_contiguous():
+        return
+    back = sorted(range(len(order)), key=lambda dim: order[dim])
+    with graph.inserting_before(node):
+        for target, arguments in (
+            (torch.ops.aten.permute.default, (order,)),
+            (torch.ops.aten.clone.default, ()),
+            (torch.ops.aten.permute.default, (back,)),
+        ):
+            keywords: dict[str, Any] = {} if arguments else {"memory_format": torch.contiguous_format}
+            made = graph.call_function(target, (gradient, *arguments), keywords)
+            made.meta = {key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta}
+            made.meta["val"] = target(gradient.meta["val"], *arguments, **keywords)
+            for key in ("partitioner_tag", "is_backward"):
+                if key in node.meta:
+                    made.meta[key] = node.meta[key]
+            gradient = made
+    node.update_arg(_GRADIENT, gradient)
