@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from optpass.backend import compat
 from optpass.passes.devices import DeviceSpec
 
 MIB = 1 << 20
@@ -59,7 +60,7 @@ def lost_in_blocks(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes by which the blocks that hold the tensors are larger than they are; 0 for what is not allocated here."""
     held: dict[int, int] = {}
     for tensor in tensors:
-        if tensor.layout == torch.strided and not isinstance(tensor, torch._subclasses.FakeTensor):
+        if tensor.layout == torch.strided and not isinstance(tensor, compat.FakeTensor):
             storage = tensor.untyped_storage()
             held[storage.data_ptr()] = storage.nbytes()
     if not held or not torch.cuda.is_available():
