@@ -32,7 +32,7 @@ from optpass.backend.memory.together.together import STEPS
 from optpass.options import Options
 from optpass.passes.devices import DeviceSpec
 from optpass.passes.memory.budget import budget_bytes
-from optpass.passes.memory.optimizers.search import states_of
+from optpass.passes.memory.optimizers.search import is_held, states_of
 from optpass.passes.memory.plan import Ledger
 
 CALLED_AGAIN = "planned to leave room in the first step, since its caller may call it again before a backward"
@@ -79,7 +79,7 @@ class StepTensors:
         lent: list[int] = []
         nodes = gm.graph.find_nodes(op="placeholder")
         for position, (node, value) in enumerate(zip(nodes, values, strict=False)):
-            if isinstance(value, nn.Parameter):
+            if isinstance(value, nn.Parameter) or _is_trained(value):
                 parameters.append((position, value))
             elif isinstance(value, torch.Tensor):
                 if compat.module_attribute(node) is None:
@@ -91,7 +91,7 @@ class StepTensors:
         buffers += [value for value in held if isinstance(value, torch.Tensor)]
         idle = _unread(modules, [*(p for _, p in parameters), *buffers])
         buffers += idle
-        unread = [t for t in call if not isinstance(t, nn.Parameter)]
+        unread = [t for t in call if not isinstance(t, nn.Parameter) and all(t is not p for _, p in parameters)]
         inputs += [t for t in unread if all(t is not other for other in (*inputs, *buffers))]
         read = Stores([*(p for _, p in parameters), *buffers, *inputs])
         read.update(STEPS.lent())  # counted as that
@@ -203,6 +203,11 @@ def _beside(
         return 0
     multiplies = any(t.dim() > 1 for t in everything)
     return beside(device(), held, multiplies, again=optimizer.state / max(1, storage_bytes(everything)))
+
+
+def _is_trained(value: Any) -> bool:
+    """Whether a plain tensor is what an optimizer trains: functions are given such, as by `functional_call`."""
+    return isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad and is_held(value)
 
 
 def _unread(modules: Iterable[nn.Module], read: Sequence[torch.Tensor]) -> list[torch.Tensor]:

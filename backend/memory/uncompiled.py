@@ -7,6 +7,7 @@ import types
 
 from optpass.backend.audit.calls import Tally
 from optpass.backend.audit.events import FrameEvent
+from optpass.backend.audit.locations import is_torch
 from optpass.backend.audit.silent_reasons import is_entry
 from optpass.backend.audit.standing import BACKEND
 from optpass.errors import ConfigError
@@ -25,17 +26,21 @@ class Uncompiled:
     def on_frame(self, event: FrameEvent) -> None:
         """A frame was compiled, or Dynamo gave up on it."""
         code = event.origin
-        if code is None or event.backend != BACKEND or not event.left or not is_entry() or not _has_budget(event):
+        # Dynamo goes on behind a break, but not in code of torch's: of a `Sequential` the rest runs in eager.
+        broken = code is not None and bool(event.breaks) and is_torch(code)
+        if code is None or event.backend != BACKEND or not (event.left or broken):
+            return
+        if not is_entry() or not _has_budget(event):
             return
         place = code.co_filename, code.co_firstlineno
         if place in self._said:
             return
         self._said.add(place)
         reason = event.breaks[-1].kind if event.breaks else event.error
+        why = ": Dynamo gave up on it" if event.left else " behind a graph break, for it is torch's own code"
         text = (
             f"memory budget: {code.co_qualname} ({code.co_filename}:{code.co_firstlineno}) runs in eager, and its "
-            f"memory is not planned: Dynamo gave up on it ({reason or event.error}); `optpass audit` says where and "
-            "what helps"
+            f"memory is not planned{why} ({reason or event.error}); `optpass audit` says where and what helps"
         )
         log.warning("%s", text)
         store.current().warn(text)

@@ -9,6 +9,7 @@ import dataclasses
 
 from optpass.errors import ConfigError
 from optpass.passes.attention import gate
+from optpass.passes.attention.axes import flat
 from optpass.passes.attention.plans.plan import Plan
 from optpass.passes.attention.settings import AttentionConfig
 from optpass.passes.attention.site import Blocked
@@ -65,9 +66,7 @@ class Chooser:
 
         Raises `Blocked` where neither would be faster, unless the user wants it always.
         """
-        if self.config.mode == "auto" and _copies_more(planned):
-            reason = "putting its keys and values next to each other would move more numbers than its scores are"
-            raise Blocked(reason, planned.site.output)
+        _check_copies(planned, auto=self.config.mode == "auto")
         verdict = self._verdict(planned, choice)
         other = self._in_blocks(planned) if self.config.mode == "auto" and choice.target != BLOCKS else None
         if isinstance(other, Choice):
@@ -143,11 +142,25 @@ def _cudnn(arch: str | None) -> int | None:
     return version if arch is not None and arch == here else None
 
 
-def _copies_more(planned: Plan) -> bool:
-    """Whether keys and values that are copied next to each other are more numbers than the scores, which are not made.
+def _check_copies(planned: Plan, *, auto: bool) -> None:
+    """Refuses a site whose keys and values would be copied to more numbers than the scores, which are not made.
 
-    With few queries, as where one token is generated beside a cache, they are.
+    They are copied where they are put next to each other, padded, or lack an axis of the batch. Few queries make few
+    scores, as where one token is generated beside a cache. Heads that are mixed before the softmax (talking heads) look
+    like attention of one query to keys that are scores: a copy of all values for each of them, which nobody wants.
     """
-    site, problem = planned.site, planned.problem
-    copied = problem.head_dim * site.scores.joined + problem.value_dim * site.joined
-    return copied * problem.kv_heads > problem.queries * problem.heads
+    site, frame, problem = planned.site, planned.frame, planned.problem
+    shared = {*frame.batch, *frame.kv_heads}
+    products = [site.scores.key, *(part.key for part in site.scores.parts)]
+    spread = [any(not shared <= set(flat(o.dims)) for o in operands) for operands in (products, [site.value])]
+    if all(spread) and not frame.rows:
+        reason = "its product has no axis of queries, and keys and values would both be copied along axes they lack"
+        raise Blocked(reason, site.output)
+    if not auto:
+        return
+    joined = (site.scores.joined, site.joined)
+    widths = (problem.head_dim, problem.value_dim)
+    copied = [any(why) for why in zip(joined, spread, planned.padding, strict=True)]
+    if sum(w for w, c in zip(widths, copied, strict=True) if c) * problem.kv_heads > problem.queries * problem.heads:
+        what = "putting its keys and values next to each other" if any(joined) else "copying its keys and values"
+        raise Blocked(f"{what} would move more numbers than its scores are", site.output)

@@ -30,7 +30,7 @@ class Tail:
         backward_bytes: most bytes that the loss's backward allocates, the gradients of the outputs included.
         kept_bytes: bytes that are there from the loss on: a number in a storage as large as what it was reduced from;
             less what other graphs' outputs were that have gone.
-        early_bytes: there in the forward, and gone before the graph's backward.
+        early_bytes: there in the forward, and gone before the graph's backward: what an earlier call returned, too.
         reads_outputs: the loss's backward reads the outputs, so that they are there until it has run.
     """
 

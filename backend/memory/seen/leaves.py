@@ -194,7 +194,8 @@ class Leaf:
         kept = int(self.since_loss * sizes.most) if since_loss is None else since_loss
         if self.again:  # the loss has run backward before anything but outputs is there
             return Tail.of_checkpoint(self.outputs)
-        return Tail(self.keeps_outputs, max(0, forward), 0, max(0, backward), kept, seen.reads_outputs)
+        old = int(self.old * sizes.most)
+        return Tail(self.keeps_outputs, max(0, forward), 0, max(0, backward), kept, seen.reads_outputs, old)
 
     def latest(self) -> Leaf:
         """What stands for it now."""

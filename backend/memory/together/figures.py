@@ -37,7 +37,7 @@ def bounds_of(leaf: Leaf, index: Mapping[Leaf, int], always: int) -> Iterator[Bo
         to = {index[g.latest()]: size for g, size in situation.handed_on.items() if g.latest() in index}
         yield Bound(
             index[leaf], around, always + situation.most, limit, since, _loss_in(leaf, situation),
-            _again_before(leaf) if leaf.again else leaf.old - since, situation.gone, to,
+            _early(leaf) if leaf.again else _early(leaf) - since, situation.gone, to,
         )  # fmt: skip
 
 
@@ -75,9 +75,11 @@ def _own_peaks(leaf: Leaf, replayed: StepReplay, lent: int) -> tuple[int, int]:
     return peaks[0], peaks[1]
 
 
-def _again_before(leaf: Leaf) -> int:
-    """Of a forward that a checkpoint runs again, what is there that its plan does not know of."""
-    return Tail.of_checkpoint(leaf.outputs).early_bytes - leaf.partitioner.tail.early_bytes
+def _early(leaf: Leaf) -> int:
+    """What is there in its forward, and gone before its backward, that its plan does not know of: what a checkpoint
+    needs to run it again, or outputs of earlier runs that a variable of the caller's holds until it returns."""
+    there = Tail.of_checkpoint(leaf.outputs).early_bytes if leaf.again else leaf.old
+    return there - leaf.partitioner.tail.early_bytes
 
 
 def choices_for(leaf: Leaf, *, waits: bool, handed_on: bool, brief: bool) -> list[Choice]:

@@ -80,6 +80,11 @@ def find_optimizer(parameters: Iterable[Tensor], library: Library | None = None)
     )  # fmt: skip
 
 
+def is_held(tensor: Tensor) -> bool:
+    """Whether a live optimizer holds `tensor`."""
+    return any(tensor is p for o in _live() for p in _parameters(o))
+
+
 def states_of(parameters: Iterable[Tensor]) -> list[Tensor]:
     """What the live optimizers keep that hold any of `parameters`."""
     asked = {id(p) for p in parameters}

@@ -57,6 +57,13 @@ def test_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     assert "LSTM" in said
 
 
+def test_what_follows_a_break_in_a_container_of_torchs_is_eager(caplog: pytest.LogCaptureFixture) -> None:
+    """Such as a batch norm that averages over all batches, whose momentum is read of a tensor."""
+    run(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(3, momentum=None), nn.Linear(8, 8)), options=BUDGET)
+    (said,) = warnings(caplog)
+    assert said.startswith("memory budget: Sequential.forward (") and "behind a graph break" in said
+
+
 def test_and_where_the_budget_is_the_environments(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
