@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import sympy
@@ -20,6 +21,14 @@ def equal_strides(a: Size, b: Size) -> bool:
     """Whether two strides are the same wherever their tensor has elements: a size in `Max(1, size)` is at least 1."""
     one, other = (_of_elements(expression(stride)) for stride in (a, b))
     return equal(one, other)
+
+
+def has_gaps(tensor: torch.Tensor) -> bool:
+    """Whether memory between its elements is not its own, as in a part of a tensor; of what is expanded, one copy."""
+    dims = [(expression(n), expression(s)) for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
+    dims = [(size, stride) for size, stride in dims if not is_one(size) and stride != 0]
+    whole = math.prod(size for size, _ in dims)
+    return bool(dims) and not any(equal_strides(size * stride, whole) for size, stride in dims)
 
 
 def _of_elements(stride: Any) -> Any:

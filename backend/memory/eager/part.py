@@ -168,15 +168,16 @@ class _Walk:
                 extents = autograd.output_extents(n)
                 key = self.place[n] if n in self.place else others.setdefault(n, -1 - len(others))
                 goes.append((key, extents[place] if place < len(extents) else NOTHING))
+        behind = self._behind(node)
         return Step(
-            made=() if elsewhere else made, kept=self._kept(node) if elsewhere else (), let_go=(), given=made,
+            made=() if elsewhere else behind, kept=behind if elsewhere else (), let_go=(), given=made,
             root=self.root[i], inputs=tuple(self._inputs(node)), goes=tuple(goes), held=tuple(held),
             inside=self._inside_forward(node), passes=named(node, (*VIEWS, *SAME_GRADIENT)),
             temporaries=temporaries_of(node) + (i in self.cast),
         )  # fmt: skip
 
-    def _kept(self, node: Any) -> tuple[Extent, ...]:
-        """What is behind a result that the caller holds."""
+    def _behind(self, node: Any) -> tuple[Extent, ...]:
+        """What is behind a result: where that is reduced in place, more than it shows."""
         made = tuple(autograd.output_extents(node))
         return (self._input(node),) if named(node, REDUCED_IN_PLACE) and all(not one[0] for one in made) else made
 

@@ -1,4 +1,6 @@
-"""Gradients that are scattered into zeros only to be added to another one are scattered into that one.
+"""Gradients are added up without a third tensor of their size, where that can be had.
+
+Gradients that are scattered into zeros only to be added to another one are scattered into that one.
 
 An embedding that is used twice (a tied head) gets two gradients of its size, of which one is mostly zeros; where the
 last kernels of a step hold both, they set its peak. The sum is taken in another order, so that results differ by
@@ -31,6 +33,25 @@ def accumulate_in_place(joint: fx.GraphModule) -> int:
         joint.graph.eliminate_dead_code()
         joint.recompile()
     return found
+
+
+def own_gradients(backward: fx.GraphModule) -> int:
+    """Return views as tensors of their own, on the same storage; how many there were."""
+    (output,) = backward.graph.find_nodes(op="output")
+    views = [n for n in output.all_input_nodes if _is_view(n)]
+    for view in views:
+        with backward.graph.inserting_after(view):
+            own = backward.graph.call_function(_ATEN.detach.default, (view,))
+        own.meta.update(view.meta)
+        output.replace_input_with(view, own)
+    if views:
+        backward.recompile()
+    return len(views)
+
+
+def _is_view(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and len(schema.returns) == 1 and schema.returns[0].alias_info is not None
 
 
 def _may_take(value: Any, reader: fx.Node) -> bool:

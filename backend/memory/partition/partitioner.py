@@ -20,7 +20,7 @@ from optpass.backend.compat import partition as parts
 from optpass.backend.compat.memory import indices_kept
 from optpass.backend.compat.memory_calls import LOOP
 from optpass.backend.memory.budget import ENGINE_BYTES, Budget
-from optpass.backend.memory.partition.accumulate import accumulate_in_place
+from optpass.backend.memory.partition.accumulate import accumulate_in_place, own_gradients
 from optpass.backend.memory.partition.choose import Chooser, Modules, Trial
 from optpass.backend.memory.partition.growth import sizes_in
 from optpass.backend.memory.partition.joint import (
@@ -161,7 +161,10 @@ class BudgetPartitioner:
         with indices_kept() if self.executor == "inductor" else contextlib.nullcontext():
             chosen = self._choose(joint, default, search, room, kwargs)
         self._file(search, chosen)
-        return default if chosen is None else chosen.modules
+        modules = default if chosen is None else chosen.modules
+        if self.executor != "inductor":  # what that returns is none
+            own_gradients(modules[1])
+        return modules
 
     def lowered(self, is_backward: bool) -> Any:
         """What was lowered to replay the plan that was chosen, for Inductor to go on from; once, since it is large."""

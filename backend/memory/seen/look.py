@@ -171,7 +171,8 @@ def beside(
     if running is not None and running.outer:  # which nodes of theirs are still to run is seen by what they hold
         saved = [*saved, *held_in(running.outer)]
     others = [r for r in live if r is not run]
-    parameters = parameters_of(step)
+    waiting = [p for r in (run, *others) for reference in r.parameters if (p := reference()) is not None]
+    parameters = list({id(p): p for p in (*parameters_of(step), *waiting)}.values())  # a step may begin between them
     there = Stores()
     there.update(lent)
     if lent.alive():  # to an optimizer whose step is compiled: counted as its state
@@ -187,6 +188,7 @@ def beside(
         there.update(r.eager)
     known = Stores(own_of(parameters, step)).alive()
     gradients = Stores([p.grad for p in parameters if p.grad is not None]).alive()
+    gradients.update(Stores(g for r in (run, *others) for g in r.gradients_of_leaves()).alive())
     for r in (run, *others):
         own = r.inputs.alive()  # what is handed back as it came is no result
         known.update({key_: size for key_, size in r.outputs.alive().items() if key_ not in own})

@@ -25,6 +25,8 @@ class Run:
         node: of autograd.
         released: a storage that autograd releases with the backward, as far as there is one.
         inputs, outputs, eager: storages of its arguments and results, and of what eager operators before it saved.
+        leaves: other arguments, weakly, that a backward leaves a gradient at, as where a graph is cut by `detach`; and
+            those of runs behind it, of which the gradient is what its own backward begins with.
         shapes: of its arguments, parameters aside.
         gradients: storages of those that were there in its forward, and their bytes.
         made: storages of its outputs, and their bytes.
@@ -44,6 +46,7 @@ class Run:
     outputs: Stores
     eager: Stores
     parameters: list[weakref.ref[torch.Tensor]]
+    leaves: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     shapes: Shapes = ()
     looked_at: bool = True
     gone_before: int = 0
@@ -80,6 +83,11 @@ class Run:
             saved = [ref() for place, one in known.items() if place < self.behind_at for ref in one.storages]
             own = {s._cdata: s.nbytes() for s in saved if s is not None and not counted.has(s)}
             self.behind_saved = sum(own.values())
+
+    def gradients_of_leaves(self) -> list[torch.Tensor]:
+        """What earlier backwards have left at its `leaves`."""
+        found = [leaf for reference in self.leaves if (leaf := reference()) is not None]
+        return [leaf.grad for leaf in found if leaf.grad is not None]
 
     def gone(self) -> int:
         """Bytes of gradients that were there in its forward and have been released since (`zero_grad`)."""

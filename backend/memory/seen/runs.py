@@ -166,7 +166,8 @@ class Steps:
             own = own_storages(autograd.saved_by_function(node), made, given)
             run = Run(
                 leaf, weakref.ref(node), own.largest(), given, made, Stores(saved),
-                [weakref.ref(p) for p in parameters], shapes_of(args, leaf.parameters) if looked_at else (),
+                [weakref.ref(p) for p in parameters], _leaves_of(tensors, parameters),
+                shapes_of(args, leaf.parameters) if looked_at else (),
                 looked_at or own.largest() is None, self._gone, made=made.sizes(),
             )  # fmt: skip
             if run.looked_at:
@@ -181,6 +182,8 @@ class Steps:
                 leaf.again = autograd.is_checkpointed()
                 note_held(leaf, own, made, given, self._live)
             leaf.runs += 1
+            for other in self._live:
+                other.leaves += run.leaves
             self._live.append(run)
             self._chains.count(leaf)
             if run.looked_at and self._unwatch is None:
@@ -275,3 +278,8 @@ class Steps:
             self._unwatch()
             self._unwatch = None
             self._watch.end()
+
+
+def _leaves_of(tensors: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> list[weakref.ref[torch.Tensor]]:
+    known = {id(p) for p in parameters}
+    return [weakref.ref(t) for t in tensors if t.requires_grad and t.is_leaf and id(t) not in known]

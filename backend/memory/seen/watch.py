@@ -134,9 +134,9 @@ class Watch:
         return sum(size for key, size in stores.alive().items() if key in self._seen and not self._seen[key].elsewhere)
 
     def gradients(self, leaves: Iterable[torch.Tensor]) -> int:
-        """Bytes of those gradients of `leaves` that were made in this backward."""
+        """Bytes of those gradients of `leaves` that were made in this backward: of a leaf that is read twice, once."""
         found = 0
-        for leaf in leaves:
+        for leaf in {id(leaf): leaf for leaf in leaves}.values():
             if leaf.grad is not None:
                 summed = self._sums.get((-id(leaf), 0))
                 found += self.among(Stores([leaf.grad])) or (summed.bytes if summed is not None else 0)
@@ -190,9 +190,11 @@ class Watch:
             most = None if watched is None else watched.end()
             self._sweep()
             self._take_in(_storages(again()))
-            mine = sum(storage.nbytes() for storage in _storages(given))
-            added = self._hand_on(slots, made)
             results = _storages(made)
+            kept = {storage._cdata for storage in results}
+            mine = sum(storage.nbytes() for storage in _storages(given))
+            let_go = sum(storage.nbytes() for storage in _storages(given) if storage._cdata not in kept)
+            added = self._hand_on(slots, made)
             largest = max((storage.nbytes() for storage in results if storage._cdata not in self._seen), default=0)
             new = self._take_in(results)
             # One result is made after another, and what was allocated for it is released before the next.
@@ -204,7 +206,7 @@ class Watch:
                 inside = max(0, most - new)
                 self._asked.extend((len(self._events), beside - new, call) for beside, call in scratch.asked)
             scratch.asked.clear()
-            self._events.append((place, max(inside, added - mine)))
+            self._events.append((place, max(inside, added - let_go)))
 
         return hook
 
@@ -221,7 +223,9 @@ class Watch:
             storage = gradient.untyped_storage()
             waits = self._waiting.get(slot)
             if waits is None:
-                self._waiting[slot] = storage._cdata if gradient.nbytes == storage.nbytes() else SHARED
+                # A view holds what it is a view of.
+                whole = gradient.nbytes == storage.nbytes() and not gradient._is_view()
+                self._waiting[slot] = storage._cdata if whole else SHARED
                 continue
             if self._is_alone(slot, waits) and not torch.is_grad_enabled():
                 self._in_place.add(slot)

@@ -21,6 +21,7 @@ from optpass.passes.attention.plans.empty import by_logarithm, rounded_in
 from optpass.passes.attention.plans.plan import Plan
 from optpass.passes.attention.site import Bias, Blocked, Fill
 from optpass.passes.attention.write.emit import Writer
+from optpass.passes.attention.write.returned import kept
 
 _BEFORE = ("query", "key")
 #: Scores of any dtype are no larger than so many times what their factors say.
@@ -64,7 +65,7 @@ class ExactRows:
         call, plan = self.writer.call, self.plan
         rows = self._chosen(query, key, mask)
         terms, steps = self._steps()
-        grad = mask if plan.problem.mask_grad else None
+        grad = kept(self.writer, mask) if plan.problem.mask_grad else None
         seed, dropout = None, plan.site.dropout
         if dropout:
             device = plan.site.output.tensor.device
@@ -175,7 +176,8 @@ class ExactRows:
         followed = self._followed()
         steps = self._scaled() + self._kept(self.plan.mask.before, followed)
         for event in self.events.order:
-            terms.append(self.events.node(event))
+            node = self.events.node(event)
+            terms.append(kept(self.writer, node) if self.plan.problem.training else node)
             if isinstance(event, Fill):
                 steps.append(f"fill {event.written if event.late and followed else event.fill!r}")
             else:

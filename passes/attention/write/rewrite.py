@@ -85,6 +85,9 @@ class Rewrite:
         """Our own operator for CPUs, as `sdpa`; the scale is a number."""
         query, key, value, mask, rows = self._prepared()
         causal = self.plan.mask.kind == "causal"
+        if self.plan.problem.training:
+            query, key, value = (returned.kept(self.writer, operand) for operand in (query, key, value))
+            mask = None if mask is None else returned.kept(self.writer, mask)
         scale, outer = flex.softcap(self.scale, self.plan.site.scores.softcaps)
         arguments: list[Any] = [query, key, value, mask, causal, float(scale), 0.0 if outer is None else float(outer)]
         if self.plan.site.dropout:
