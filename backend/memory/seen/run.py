@@ -68,7 +68,8 @@ class Run:
                 self._outputs.append(weakref.ref(storage, noted))
 
     def ungraded(self, needed: int) -> None:
-        """A graph without gradients has run behind it, and needed so many bytes, with what was there beside it."""
+        """A graph without gradients has run behind it, and needed so many bytes, with what was there beside it, less
+        what its caller had let go of."""
         if needed > self.behind:
             self.behind, self.behind_at = needed, autograd.next_order()
 
