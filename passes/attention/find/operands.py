@@ -105,27 +105,51 @@ def _positive(expr: Any) -> bool:
 
 
 def shifts_rows(candidate: Value, scores: Value, dims: Dims, keys: tuple[Axis, ...]) -> bool:
-    """Whether `candidate` is the maximum of `scores` over the keys (or over everything): one number for each row.
+    """Whether `candidate` is a maximum of `scores` over the keys, and maybe more: one number for each row.
 
-    `dims` are the axes of `scores`; the maximum must keep a place for the dim that it is taken over.
+    `dims` are the axes of `scores`; the maximum must keep a place for each dim that it is taken over, or be of all.
     """
-    if candidate.name == "expand" and candidate.dim == scores.dim and candidate.args[0].dim == scores.dim:
-        candidate = candidate.args[0]
-    maximum = candidate
-    while maximum.name in ("detach", "alias", "unsqueeze"):
+    maximum = candidate = _narrow(candidate, scores)
+    while maximum.name in ("detach", "alias", "unsqueeze", "view", "reshape") and maximum is not scores:
         maximum = maximum.args[0]
-    if maximum.name not in ("amax", "max") or detached(maximum.args[0], scores) is not scores or maximum.index != 0:
+    if maximum.name not in ("amax", "max") or maximum.index != 0:
         return False
     over = maximum.args[1] if len(maximum.args) > 1 else None
-    if over is None and maximum.name == "max":
+    taken = _dims_over(maximum.args[0], scores, over)
+    if over is None and maximum.name == "max" and taken:
         return candidate.dim == 0
-    axis = [over] if isinstance(over, int) else list(over or ())
-    if len(axis) != 1 or candidate.dim != scores.dim:
+    if not taken or candidate.dim != scores.dim:
         return False
-    dim = axis[0] % scores.dim
     sizes = enumerate(zip(candidate.shape, scores.shape, strict=True))
-    kept = all(is_one(c) if d == dim else equal(c, s) for d, (c, s) in sizes)
-    return kept and set(atoms(dims[dim])) == set(keys)
+    kept = all(is_one(c) if d in taken else equal(c, s) for d, (c, s) in sizes)
+    return kept and any(set(atoms(dims[d])) == set(keys) for d in taken)
+
+
+def is_of_one_row(candidate: Value, scores: Value) -> bool:
+    """Whether a maximum that `shifts_rows` is of a row each, and not of several."""
+    narrow = _narrow(candidate, scores)
+    pairs = zip(narrow.shape, scores.shape, strict=False)
+    return narrow.dim == scores.dim and sum(not equal(a, b) for a, b in pairs) <= 1
+
+
+def _narrow(candidate: Value, scores: Value) -> Value:
+    """`candidate`, before it was expanded to the shape of `scores`."""
+    expanded = candidate.name == "expand" and candidate.dim == scores.dim and candidate.args[0].dim == scores.dim
+    return candidate.args[0] if expanded else candidate
+
+
+def _dims_over(source: Value, scores: Value, over: Any) -> set[int]:
+    """Dims of `scores` that a reduction of `source` is over, which is these or has its last dims merged; none where it
+    is neither. `over`: dims of `source`, None for all."""
+    axes = [over] if isinstance(over, int) else list(over or range(source.dim))
+    if detached(source, scores) is scores:
+        return {axis % scores.dim for axis in axes}
+    merged = source.name in ("view", "reshape") and detached(source.args[0], scores) is scores
+    last = source.dim - 1
+    if not merged or source.dim > scores.dim or [axis % source.dim for axis in axes] != [last]:
+        return set()
+    alike = all(equal(a, b) for a, b in zip(source.shape[:last], scores.shape[:last], strict=True))
+    return set(range(last, scores.dim)) if alike else set()
 
 
 def detached(value: Value, source: Value) -> Value:

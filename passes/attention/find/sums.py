@@ -15,7 +15,7 @@ import torch
 from optpass.passes.attention.axes import Dims, broadcast
 from optpass.passes.attention.find import fills, joined
 from optpass.passes.attention.find.fills import not_floored, not_rounded_off, not_topped, unknown
-from optpass.passes.attention.find.operands import row_maximum_values, same_shape, shifts_rows
+from optpass.passes.attention.find.operands import is_of_one_row, row_maximum_values, same_shape, shifts_rows
 from optpass.passes.attention.program.ir import Value, ancestors, arg
 from optpass.passes.attention.site import Bias, Blocked, Operand, Scores
 
@@ -43,7 +43,7 @@ def add(reader: Reader, value: Value, dims: Dims) -> Scores:
         return scores
     if value.name == "sub" and alpha == 1 and shifts_rows(right, left, dims, reader.keys):
         scores = _from_the_top(reader.read(left, dims), right, left)
-        scores.centred = right.dim > 0  # the maximum of all rows leaves those of large negative numbers far below
+        scores.centred = is_of_one_row(right, left)  # that of more leaves rows of large negative numbers far below
         scores.fills = [replace(f, lifted=True) for f in scores.fills]
         return scores
     if value.name == "sub" and shifts_rows(left, right, dims, reader.keys):

@@ -32,6 +32,14 @@ def least_score_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return energy.softmax(-1) @ v
 
 
+@form(dynamic=True)
+def off_the_largest_of_a_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """CogView: half precision does not overflow in scores that are small, and is given the rest in the softmax."""
+    scores = q / 32 @ k.mT
+    largest = scores.detach().view(*scores.shape[:2], -1).max(-1)[0][..., None, None]
+    return ((scores - largest) * 32).softmax(-1) @ v
+
+
 @form()
 def products_in_float32(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Diffusers with `upcast_attention`: the scores are computed in float32, the weights cast back."""

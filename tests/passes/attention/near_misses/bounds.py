@@ -61,6 +61,13 @@ def off_the_largest_of_all(q, k, v):
     return (s - s.max()).clamp(*WIDE).softmax(-1) @ v
 
 
+@suite.decline(_spread)
+def off_the_largest_of_a_head(q, k, v):
+    """The same."""
+    s = q @ k.mT
+    return (s - s.amax((-1, -2), keepdim=True)).clamp(*WIDE).softmax(-1) @ v
+
+
 @suite.decline
 def never_off_the_top(q, k, v):
     """Nothing says that scores are at most 5."""

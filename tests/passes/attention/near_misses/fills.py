@@ -289,6 +289,14 @@ def logsumexp_behind_the_maximum_of_all(q, k, v, keep):
 
 
 @suite.equal(rows("one"))
+def logsumexp_behind_the_maximum_of_a_head(q, k, v, keep):
+    """Of the rows of a head: the same."""
+    s = (q @ k.mT * 8**-0.5).masked_fill(~keep, torch.finfo(q.dtype).min)
+    s = s - s.amax((-1, -2), keepdim=True)
+    return (s - s.logsumexp(-1, keepdim=True)).exp() @ v
+
+
+@suite.equal(rows("one"))
 def logsumexp_behind_the_lowest_maximum(q, k, v, keep):
     """Of all rows, and none has a key: averages."""
     s = (q @ k.mT * 8**-0.5).masked_fill(~(keep & False), torch.finfo(q.dtype).min)

@@ -47,6 +47,14 @@ _add("equal", "exp minus detached max", "the maximum detached, as one should",
      lambda s: (e := (s - s.detach().max(-1, keepdim=True).values).exp()) / e.sum(-1, keepdim=True))  # fmt: skip
 _add("equal", "exp minus global max", "the maximum of everything changes nothing",
      lambda s: (e := (s - s.max()).exp()) / e.sum(-1, keepdim=True))  # fmt: skip
+_add("equal", "exp minus head max", "that of a head's scores neither (CogView)",
+     lambda s: (e := (s - s.amax((-1, -2), keepdim=True)).exp()) / e.sum(-1, keepdim=True))  # fmt: skip
+_add("equal", "minus max of flat scores", "the same of scores whose rows are put behind one another",
+     lambda s: (s - s.flatten(2).max(-1)[0][..., None, None]).softmax(-1))  # fmt: skip
+_add("decline", "max over queries of flat scores", "scores of all heads behind one another, and the maximum of a key",
+     lambda s: (s - s.reshape(s.shape[0], -1, s.shape[-1]).amax(1)[:, None, None]).softmax(-1))  # fmt: skip
+_add("decline", "max over batch and heads", "the maximum of each pair of query and key does not cancel",
+     lambda s: (s - s.amax((0, 1), keepdim=True)).softmax(-1))  # fmt: skip
 _add("equal", "minus logsumexp", "exp(s - logsumexp)", lambda s: (s - s.logsumexp(-1, keepdim=True)).exp())
 _add("decline", "minus logsumexp over queries", "exp(s - logsumexp over dim -2)",
      lambda s: (s - s.logsumexp(-2, keepdim=True)).exp(), quiet=True)  # fmt: skip
