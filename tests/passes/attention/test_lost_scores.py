@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from optpass.passes.attention.strides import has_gaps
 from optpass.passes.attention.write import lost
 
 pytestmark = pytest.mark.usefixtures("clean")
@@ -132,3 +133,27 @@ def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Dtype, shape and strides; where there is one element, its stride says nothing."""
     strides = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
     return tensor.dtype, tensor.shape, strides
+
+
+def test_what_is_kept_of_symbolic_sizes_has_no_gaps() -> None:
+    """Inductor lays it out anew, and AOTAutograd takes its strides for numbers: another length was an error."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def inner(gm: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(gm)
+        return gm.forward
+
+    def shifted(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+        """Transformer-XL's relative positions."""
+        bias = torch.nn.functional.pad(q @ r.mT, (1, 0))
+        b, h, i, j = bias.shape
+        bias = bias.view(b, h, j, i)[:, :, 1:].view(b, h, i, j - 1)[..., :i]
+        return ((q @ k.mT + bias) * 0.25).softmax(-1) @ v
+
+    call = torch.compile(shifted, backend="optpass", dynamic=True, options={"attention": "always", "inner": inner})
+    for length in (12, 17):
+        call(*(torch.randn(2, 4, n, 16, requires_grad=True) for n in (length, length, length, 2 * length - 1)))
+    (graph,) = graphs
+    (node,) = graph.graph.find_nodes(op="call_function", target=torch.ops.optpass.lost_rows.default)
+    for term in node.args[6]:
+        assert not has_gaps(term.meta["example_value"])
