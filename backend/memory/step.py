@@ -32,7 +32,7 @@ from optpass.backend.memory.together.together import STEPS
 from optpass.options import Options
 from optpass.passes.devices import DeviceSpec
 from optpass.passes.memory.budget import budget_bytes
-from optpass.passes.memory.optimizers.search import is_held, states_of
+from optpass.passes.memory.optimizers.search import held_among, states_of
 from optpass.passes.memory.plan import Ledger
 
 CALLED_AGAIN = "planned to leave room in the first step, since its caller may call it again before a backward"
@@ -78,8 +78,11 @@ class StepTensors:
         inputs: list[torch.Tensor] = []
         lent: list[int] = []
         nodes = gm.graph.find_nodes(op="placeholder")
+        # Functions are given plain tensors to train, as by `functional_call`.
+        leaves = [v for v in values if isinstance(v, torch.Tensor) and v.is_leaf and v.requires_grad]
+        trained = held_among(v for v in leaves if not isinstance(v, nn.Parameter))
         for position, (node, value) in enumerate(zip(nodes, values, strict=False)):
-            if isinstance(value, nn.Parameter) or _is_trained(value):
+            if isinstance(value, nn.Parameter) or id(value) in trained:
                 parameters.append((position, value))
             elif isinstance(value, torch.Tensor):
                 if compat.module_attribute(node) is None:
@@ -203,11 +206,6 @@ def _beside(
         return 0
     multiplies = any(t.dim() > 1 for t in everything)
     return beside(device(), held, multiplies, again=optimizer.state / max(1, storage_bytes(everything)))
-
-
-def _is_trained(value: Any) -> bool:
-    """Whether a plain tensor is what an optimizer trains: functions are given such, as by `functional_call`."""
-    return isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad and is_held(value)
 
 
 def _unread(modules: Iterable[nn.Module], read: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -80,9 +80,10 @@ def find_optimizer(parameters: Iterable[Tensor], library: Library | None = None)
     )  # fmt: skip
 
 
-def is_held(tensor: Tensor) -> bool:
-    """Whether a live optimizer holds `tensor`."""
-    return any(tensor is p for o in _live() for p in _parameters(o))
+def held_among(tensors: Iterable[Tensor]) -> set[int]:
+    """The identities of those of `tensors` that a live optimizer holds."""
+    asked = {id(t) for t in tensors}
+    return {id(p) for o in _live() for p in _parameters(o)} & asked if asked else set()
 
 
 def states_of(parameters: Iterable[Tensor]) -> list[Tensor]:
