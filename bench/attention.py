@@ -23,6 +23,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from optpass.bench import attention_gpu
+from optpass.bench.attention_verdict import Judged
 from optpass.bench.clocks import check_device
 from optpass.bench.environment import environment
 from optpass.bench.harness import Comparison
@@ -30,7 +31,7 @@ from optpass.bench.isolate import run_isolated
 from optpass.bench.progress import Progress
 from optpass.bench.registry import BenchConfig
 from optpass.bench.result import BenchError, Result, Row
-from optpass.bench.stats import Interval, ratio_interval, ratio_of_medians, together
+from optpass.bench.stats import ratio_interval, ratio_of_medians, together
 from optpass.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ ROUNDS = 60
 #: Cases so many times slower than the fastest are timed twice: eager takes seconds where the others take milliseconds.
 FAR = 2.0
 #: Wall seconds of one cell of the op and of the GPT; on a CPU with compiling, and all cells end within half an hour.
-#: A longer budget than the default gives each cell as many times more of them, and of the rounds.
+#: A longer budget than the default gives each cell as many times more of them, and of the rounds; on a GPU, where
+#: compiling is no part of them, a shorter one gives fewer.
 OP_S = {"cpu": 22.0, "cuda": 10.0}
 GPT_S = {"cpu": 60.0, "cuda": 20.0}
 #: Wall seconds after which no cell begins.
@@ -66,40 +68,12 @@ QUICK_GPT = (1024,)
 OPTPASS: Mapping[str, Any] = {"backend": "optpass", "options": {"attention": "auto"}}
 INDUCTOR: Mapping[str, Any] = {"backend": "inductor"}
 EAGER, ALONE, HAND, OURS = "eager", "inductor", "sdpa by hand", "optpass"
+#: Cells that a note names.
+NAMED = 6
 #: What is called for a cell.
 MEASURE = "optpass.bench.attention_cell:measure"
 #: What a cell may be of.
 OP, GPT = "op", "gpt"
-
-
-@dataclass
-class Judged:
-    """What the cells came to: `low` and `high` bound a ratio that must stay at or below `limit`."""
-
-    goal: str
-    limit: float
-    cells: list[tuple[str, float, Interval | None]] = field(default_factory=list)
-
-    @property
-    def passed(self) -> bool | None:
-        """False where an interval is beyond the limit, True where all are within, None where some cannot tell."""
-        if any(found is not None and found.low > self.limit for _, _, found in self.cells):
-            return False
-        return True if self.cells and all(f is not None and f.high <= self.limit for _, _, f in self.cells) else None
-
-    @property
-    def finding(self) -> str:
-        """The worst cell in words."""
-        if not self.cells:
-            return f"{self.goal}: not measured"
-        name, ratio, found = max(self.cells, key=lambda cell: cell[1])
-        spread = f" [{found.low:.3f}, {found.high:.3f}]" if found else ""
-        beyond = sum(f is not None and f.low > self.limit for _, _, f in self.cells)
-        unclear = sum(f is None or f.low <= self.limit < f.high for _, _, f in self.cells)
-        return (
-            f"{self.goal}: worst {ratio:.3f}{spread} ({name}), limit {self.limit:.3f}, "
-            f"of {len(self.cells)} cells {beyond} beyond it, {unclear} unclear"
-        )
 
 
 @dataclass
@@ -114,6 +88,8 @@ class Run:
     """Inductor's cache, which the cells share: what every process would compile is compiled once."""
     rows: list[Row] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
+    """Cells that the time was over for."""
     kept: list[str] = field(default_factory=list)
     """Speeds over eager in processes whose heap keeps large buffers."""
     best: Judged = field(default_factory=lambda: Judged("time over the best", 1 + TOLERANCE))
@@ -133,8 +109,9 @@ def run(config: BenchConfig, progress: Progress) -> Result:
     if config.size is not None or set(config.models) - {"gpt"}:
         raise ConfigError("benchmark attention has sizes of its own, and no model but gpt: leave --size out")
     budget_s = config.budget_s if config.budget_s is not None else BUDGET_S[config.device]
-    patience = max(1.0, budget_s / BUDGET_S[config.device])
-    rounds = config.rounds or (6 if config.quick else int(ROUNDS * patience))
+    patience = budget_s / BUDGET_S[config.device]
+    rounds = config.rounds or (6 if config.quick else int(ROUNDS * max(1.0, patience)))
+    patience = max(0.0 if config.device == "cuda" else 1.0, patience)
     before = environment(config.device)
     ops, gpts = ([] if config.models else op_cells(config)), gpt_cells(config)
     with tempfile.TemporaryDirectory(prefix="optpass-bench-", ignore_cleanup_errors=True) as folder:
@@ -159,7 +136,7 @@ def run(config: BenchConfig, progress: Progress) -> Result:
         environment=before.finished(),
         config=asdict(config) | {"rounds": rounds, "budget_s": budget_s, "compilers": [OPTPASS, INDUCTOR]},
         rows=tuple(done.rows),
-        passed=None if config.quick else _passed(judged, complete=config.full and not done.left_out),
+        passed=None if config.quick else _passed(judged, complete=config.full and not done.left_out + done.late),
         finding="; ".join(part.finding for part in judged),
         notes=_notes(done),
     )
@@ -196,7 +173,7 @@ def _cell(
     """Measure one cell, unless the time is over, and judge it."""
     done.progress.step(cell.name, count=1 if done.answers is None else 0)
     if time.monotonic() >= done.ends if done.answers is None else cell.name not in done.answers:
-        done.left_out.append(cell.name)
+        done.late.append(cell.name)
         return
     found = _measured(done, kind, cell, budget_s)
     if found is None:
@@ -303,4 +280,7 @@ def _notes(done: Run) -> tuple[str, ...]:
         notes.append(fresh)
     if done.kept:
         notes.append(f"times as fast as eager where the heap keeps such buffers: {', '.join(done.kept)}")
+    if done.late:
+        first, more = ", ".join(done.late[:NAMED]), len(done.late) - NAMED
+        notes.append(f"not measured, time ran out: {first}" + (f" and {more} more of these cells" if more > 0 else ""))
     return (*notes, *([f"not measured: {', '.join(done.left_out)}"] if done.left_out else []))

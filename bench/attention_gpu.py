@@ -14,12 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from optpass.bench.environment import usable_cores
+from optpass.bench.gpu_lock import lock_path
 from optpass.bench.progress import Progress
 from optpass.bench.result import BenchError
 from optpass.bench.worker import Worker
 
+#: Seconds that cells which have begun are given when the time is over.
+GRACE_S = 40.0
+#: Seconds that a cell may take, with compiling and waiting for its turn.
+CELL_S = 300.0
 #: Processes at most: each has a context on the GPU, and operands.
-SIDE_BY_SIDE = 6
+SIDE_BY_SIDE = 8
 
 Answer = Mapping[str, Any]
 
@@ -30,8 +35,9 @@ def measured(
     """Call `target` for each cell, given with its name and the arguments; what it answers, or why it does not.
 
     Args:
-        folder: for caches and the lock; whoever else uses the GPU can take the same lock, `lock` in it.
-        ends: time by `time.monotonic` after which no cell begins; those are missing in the result.
+        folder: for caches.
+        ends: time by `time.monotonic` after which no cell begins; those are missing in the result. What has begun
+            has `GRACE_S` more.
     """
     waiting: queue.SimpleQueue[tuple[str, Mapping[str, Any]]] = queue.SimpleQueue()
     for cell in cells:
@@ -39,7 +45,7 @@ def measured(
     found: dict[str, Answer | BenchError] = {}
     environ = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": str(Path(folder) / "triton")}
     environ["TORCHINDUCTOR_COMPILE_THREADS"] = "2"  # each
-    lock = str(Path(folder) / "lock")
+    lock = lock_path()
 
     def work() -> None:
         with Worker(target, environ=environ, calls=1_000_000) as worker:
@@ -49,6 +55,7 @@ def measured(
                 except queue.Empty:
                     return
                 try:
+                    worker.timeout_s = max(1.0, min(CELL_S, ends + GRACE_S - time.monotonic()))
                     found[name] = worker.call(**arguments, lock=lock)
                 except BenchError as error:
                     found[name] = error

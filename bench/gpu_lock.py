@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+
+def lock_path() -> str:
+    """The file that all benchmarks of this user lock: two that run side by side take turns on the GPU."""
+    return str(Path(tempfile.gettempdir()) / f"optpass-bench-gpu-{os.getuid()}.lock")
+
+
+@contextlib.contextmanager
+def nobody_else(path: str) -> Iterator[None]:
+    """With the lock of the file `path`: whoever is told to may run on the GPU."""
+    with Path(path).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 class GpuLock:

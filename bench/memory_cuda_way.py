@@ -23,7 +23,6 @@ WARM, AGAIN = 3, 2
 @dataclass
 class _Way:
     step: Callable[[], None]
-    lock: GpuLock
 
 
 #: The way of this process, once it is set up.
@@ -31,12 +30,13 @@ _STANDING: list[_Way] = []
 
 
 def serve(samples: int = 0, **how: Any) -> Any:
-    """With `samples`, seconds of so many steps of the way that stands; else sets one up, see `prepare`."""
+    """With `samples`, seconds of so many steps of the way that stands, by a caller who has the lock; else sets one up,
+    see `prepare`."""
     if not samples:
         return prepare(**how)
     (way,) = _STANDING
     tick = clock("cuda")
-    with _alone(way.lock):
+    with _tidied():
         for _ in range(AGAIN):
             way.step()
         return [tick(way.step, 1) for _ in range(samples)]
@@ -53,7 +53,8 @@ def prepare(
         checkpoint: every block is checkpointed.
         compiled: not eager.
         ratio: PyTorch's budget.
-        budget: optpass's, bytes or text; None for plain Inductor.
+        budget: optpass's, bytes or text, for the model with its attention written out; None for the compiler alone,
+            or no compiler, and SDPA by hand.
 
     Returns:
         `peak`: bytes of a step, everything counted; `predicted` where optpass said so.
@@ -73,12 +74,11 @@ def _prepared(
     import torch
 
     import optpass
-    from optpass import models
     from optpass.backend.compat.activation_budget import activation_memory_budget
+    from optpass.bench.memory_cuda_model import build
 
     torch.manual_seed(seed)
-    with torch.device("cuda"):
-        module, inputs = models.build("llama", "8b", dtype=torch.bfloat16, **overrides)
+    module, inputs = build(overrides, device="cuda", by_hand=budget is None)
     if checkpoint:
         module = memory_ways.checkpoint_blocks(module)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-5)
@@ -90,35 +90,36 @@ def _prepared(
         locked.take()
 
     def step() -> None:
-        models.loss(call(*inputs)).backward()  # type: ignore[no-untyped-call, unused-ignore]
+        call(*inputs).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
     with activation_memory_budget(ratio):
         for _ in range(WARM):
             step()
-    with _alone(locked):
+    locked.take()
+    with _tidied():
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         step()
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated()
-    _STANDING[:] = [_Way(step, locked)]
+    locked.leave()
+    _STANDING[:] = [_Way(step)]
     sites = [*optpass.report().sites(), *optpass.report().declined()]
     predicted = [site.cost["predicted_peak_bytes"] for site in sites if site.kind == "memory budget"]
     return {"peak": peak, "predicted": max(predicted, default=None)}
 
 
 @contextlib.contextmanager
-def _alone(lock: GpuLock) -> Iterator[None]:
-    """On the GPU with nobody else; afterwards what a step needs is given back."""
+def _tidied() -> Iterator[None]:
+    """Afterwards what a step needs is given back."""
     import torch
 
-    lock.take()
     try:
         yield
     finally:
         gc.collect()
+        torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        lock.leave()

@@ -38,8 +38,11 @@ class Worker:
             environ: laid over the environment that the child inherits.
             timeout_s: longest that one call may take; then the child is killed.
             calls: after so many calls the next one gets a fresh child.
+
+        Attributes:
+            timeout_s: as given; of the calls that follow, where it is set anew.
         """
-        self._target, self._timeout_s, self._most = target, timeout_s, calls
+        self._target, self.timeout_s, self._most = target, timeout_s, calls
         self._environ = dict(environ or {})
         self._child: subprocess.Popen[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -66,10 +69,10 @@ class Worker:
             child.stdin.flush()
         except OSError:
             raise BenchError(self._died()) from None
-        ready, _, _ = select.select([child.stdout], [], [], self._timeout_s)
+        ready, _, _ = select.select([child.stdout], [], [], self.timeout_s)
         if not ready:
             self.close()
-            raise BenchError(f"took longer than {self._timeout_s:g} s")
+            raise BenchError(f"took longer than {self.timeout_s:g} s")
         line = child.stdout.readline()
         if not line:
             raise BenchError(self._died())

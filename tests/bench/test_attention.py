@@ -114,8 +114,8 @@ def test_the_gpt_alone(claim: Callable[..., Result]) -> None:
 def test_time_running_out_is_said(claim: Callable[..., Result]) -> None:
     result = claim(BenchConfig(budget_s=0.0))
     assert result.passed is None and not result.rows
-    assert result.notes[-1].startswith("not measured: gpt inference T=512")
-    assert "float32 forward causal S=128 hd=64" in result.notes[-1]
+    assert result.notes[-1].startswith("not measured, time ran out: gpt inference T=512")
+    assert "float32 forward causal S=128 hd=64" in result.notes[-1] and "more of these cells" in result.notes[-1]
 
 
 def test_a_longer_budget_gives_every_cell_more_time(

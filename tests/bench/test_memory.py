@@ -137,6 +137,12 @@ def test_cuda_is_judged_against_the_fastest_way_that_fits() -> None:
     assert memory_cuda.judge("optpass, 20", ways, 20).holds is False
     ways["optpass, 20"] = _way(21, 0.1)
     assert memory_cuda.judge("optpass, 20", ways, 20).holds is False
+    ways["optpass, 20"] = _way(19, 0.8) | {"samples": [0.79, 0.82, 0.78, 0.81, 0.8, 0.83]}
+    ways["PyTorch 0.4"] |= {"samples": [0.8, 0.79, 0.82, 0.78, 0.81, 0.8]}
+    assert memory_cuda.judge("optpass, 20", ways, 20).holds is None
+    ways["optpass, 9"] = _way(9, 1.2)
+    alone = memory_cuda.judge("optpass, 9", ways, 9)
+    assert alone.holds is True and "no way of PyTorch fits" in alone.text
 
 
 def test_a_failed_way_fails_alone() -> None:
