@@ -273,6 +273,8 @@ def _notes(done: Run) -> tuple[str, ...]:
         "'best' is the fastest of the other cases; 'of best' is optpass's time over it, 'low' and 'high' its interval",
         "the op's inputs are [batch, heads, length, head dim], contiguous; its causal mask is a float tril buffer",
     ]
+    if done.config.device == "cuda":
+        notes.append("other cells compile beside: calls of less than a millisecond wait for processors, too")
     if done.config.device == "cpu":
         fresh = (
             "each cell has a process of its own, so buffers above 32 MiB are mapped anew at every call, as glibc does"

@@ -23,8 +23,9 @@ from optpass.bench.worker import Worker
 GRACE_S = 40.0
 #: Seconds that a cell may take, with compiling and waiting for its turn.
 CELL_S = 300.0
-#: Processes at most: each has a context on the GPU, and operands.
-SIDE_BY_SIDE = 8
+#: Processes at most: each has a context on the GPU, and operands. Each has three processors for itself and its
+#: compilers: a call of less than a millisecond is as long as the processor that makes it needs.
+SIDE_BY_SIDE, PROCESSORS = 8, 3
 
 Answer = Mapping[str, Any]
 
@@ -61,7 +62,7 @@ def measured(
                     found[name] = error
                 progress.step(name, 1)
 
-    threads = [threading.Thread(target=work) for _ in range(max(1, min(SIDE_BY_SIDE, usable_cores() // 2)))]
+    threads = [threading.Thread(target=work) for _ in range(max(1, min(SIDE_BY_SIDE, usable_cores() // PROCESSORS)))]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -74,12 +74,13 @@ def analyze(
     if name is not None:
         target = _renamed(target, name)
     from optpass.analysis import analysis_of_capture, analysis_of_onnx
+    from optpass.passes.attention.elsewhere import as_on_a_gpu
 
     if isinstance(target, OnnxTarget):
         return analysis_of_onnx(target, spec or present_device(None, tell), parse_dtype(_text(dtype)), train, tell)
     spec = spec or present_device(target, tell)
     tell(None, "tracing")
-    capture, notes = captured(target, train, loss)
+    capture, notes = captured(target, train, loss, prepare=None if spec.kind == "cpu" else as_on_a_gpu)
     tell(None, "counting")
     return analysis_of_capture(target, capture, spec, train, notes)
 

@@ -76,6 +76,7 @@ class PassContext:
         contents: at the Dynamo stage, a copy of the tensor behind a placeholder or `get_attr` node that belongs to a
             module (a buffer, a frozen parameter, a tensor attribute); None for every other node, and where the graph
             itself or a gradient can change it. A pass that uses it returns a `ContentGuard`.
+        stand_in: True where the graph is planned and not run, on tensors that stand for those of the device.
     """
 
     options: Options
@@ -84,6 +85,7 @@ class PassContext:
     training: bool
     aten: tuple[AtenGraph, ...] = ()
     contents: Callable[[fx.Node], torch.Tensor | None] = no_contents
+    stand_in: bool = False
 
 
 @dataclass

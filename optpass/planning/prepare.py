@@ -9,6 +9,7 @@ from torch import fx
 
 from optpass.backend import pipeline
 from optpass.options import Options
+from optpass.passes.attention.elsewhere import as_on_a_gpu
 from optpass.passes.contract import PassContext, Stage
 from optpass.passes.devices import DeviceSpec
 from optpass.passes.registry import selected
@@ -36,11 +37,13 @@ class Prepared:
 
     def __call__(self, gm: fx.GraphModule) -> None:
         """Run them on `gm`, in place."""
-        context = PassContext(self.options, lambda: self.device, graph_id="plan", training=True)
+        context = PassContext(self.options, lambda: self.device, graph_id="plan", training=True, stand_in=True)
         products: dict[str, Any] = {}
         for record in pipeline.run_stage(Stage.DYNAMO, selected(self.options), gm, context, products):
             self.applied[record.name] += len(record.applied)
             self.declined[record.name] += len(record.declined)
+        if self.device.kind != "cpu":
+            as_on_a_gpu(gm)
 
     def notes(self) -> list[str]:
         """What the passes did that changes how much memory a step needs."""

@@ -45,6 +45,12 @@ class Chooser:
 
     def choose(self, planned: Plan) -> Choice:
         """The kernel that computes the site; raises `Blocked` where none does."""
+        choice = self._chosen(planned)
+        if choice.computed_in is not None and self.ctx.stand_in and planned.problem.device != self._spec(planned).kind:
+            choice = dataclasses.replace(choice, computed_in=None)  # as exact as it is on a CPU need it not be there
+        return choice
+
+    def _chosen(self, planned: Plan) -> Choice:
         mode = self.config.mode
         arch = arch_of(self._spec(planned)) if planned.problem.device == "cuda" else None
         available = self._available(planned.problem.device)

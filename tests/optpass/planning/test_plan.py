@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import optpass
 from optpass.errors import BudgetInfeasibleError, ConfigError, TraceError
 from optpass.passes import devices
 from optpass.passes.memory import describe
@@ -65,6 +66,30 @@ def test_operators_have_the_names_of_the_device(answer: Any, monkeypatch: Any, d
     monkeypatch.setattr(describe, "saved_tensors", lambda *a: tuple(replace(t, op=attention) for t in tensors(*a)))
     report = answer(device=devices.resolve(device))
     assert {t.op for t in report.saved} == {f"aten._scaled_dot_product_flash_attention{suffix}.default"}
+
+
+class Attention(nn.Module):
+    """Heads of width 32, their attention written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(64, 192), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 32).permute(2, 0, 3, 1, 4).unbind()
+        weights = torch.softmax(q @ k.mT * 32**-0.5, dim=-1)
+        found: torch.Tensor = self.out((weights @ v).transpose(1, 2).flatten(2))
+        return found
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("h200", "bf16"), ("cpu", "f32")])
+def test_fused_attention_has_the_operands_of_the_device(device: str, dtype: str) -> None:
+    """Torch's kernel for CPUs is given half precision in float32, to be as exact as the program; those of GPUs not."""
+    inputs = torch.randn(4, 256, 64, dtype=torch.bfloat16)
+    options = {"attention": "always"}
+    plan = optpass.plan(Attention().bfloat16(), inputs, device=device, options=options, loss=torch.Tensor.sum)
+    saved = [tensor.shape for tensor in plan.saved if "scaled_dot_product" in tensor.op]
+    assert saved and {shape.partition("[")[0] for shape in saved} == {dtype}
 
 
 def test_a_share_of_the_device_and_more_than_it_has(answer: Any) -> None:
