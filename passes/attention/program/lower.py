@@ -170,10 +170,11 @@ class _Lowering:
         given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | kwargs
         p, training = calls.rate(given.get("p", 0.5), self.rates), given.get("training", given.get("train", True))
         x = self.known.get(id(given["input"]))
-        if x is None or given.get("inplace") or not isinstance(training, bool):
+        drops = not isinstance(training, bool) or (training and p != 0)
+        if x is None or (drops and (given.get("inplace") or training is not True)):
             return self._closed(node)
         self.program.ran.add(node)
-        if not training or p == 0:
+        if not drops:  # nor writes
             return x
         self.recording = False
         result = torch.empty_like(given["input"])

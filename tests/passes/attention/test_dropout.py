@@ -163,9 +163,9 @@ def test_the_trial_of_flex_is_not_the_programs_business() -> None:
 class Dropping(torch.nn.Module):
     """Under dynamic shapes its dropout's `p` is an input of the graph."""
 
-    def __init__(self, p: float) -> None:
+    def __init__(self, p: float, *, inplace: bool = False) -> None:
         super().__init__()
-        self.dropout = torch.nn.Dropout(p)
+        self.dropout = torch.nn.Dropout(p, inplace=inplace)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         found: Tensor = self.dropout(scores(q, k, None, 0.0).softmax(-1)) @ v
@@ -194,3 +194,16 @@ def test_a_rate_that_is_an_input_is_guarded(word: str) -> None:
             dropped = (call(*operands) - call(*operands)).abs().max()
             assert dropped > 1e-3
     assert all("dropout" in site.reason for site in optpass.report().declined("attention"))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_dropout_in_place_that_drops_nothing_writes_nothing(training: bool) -> None:
+    """One that drops in training is torch's own error: the softmax's backward reads what it wrote."""
+    module = Dropping(0.0 if training else 0.5, inplace=True).train(training)
+    torch._dynamo.reset()
+    optpass.reset_report()
+    options = {"inner": plain, "strict": True, "attention": "always"}
+    operands = [torch.randn(B, H, S, D, requires_grad=training) for _ in range(3)]
+    found = torch.compile(module, backend="optpass", fullgraph=True, options=options)(*operands)
+    assert torch.allclose(found, module(*operands), atol=1e-5)
+    assert len(optpass.report().sites("attention")) == 1
