@@ -74,6 +74,15 @@ def named(node: Any, kinds: tuple[str, ...]) -> bool:
     return any(kind in node.name() for kind in kinds)
 
 
+def is_cut(node: Any) -> bool:
+    """Whether a view is a part with gaps: logits without those of the last token."""
+    if not named(node, ("SliceBackward",)):
+        return False
+    sizes, dim = node._saved_self_sym_sizes, node._saved_dim
+    dim -= 1 << 64 if dim >= 1 << 63 else 0  # autograd shows a negative dim as a number without a sign
+    return any(size != 1 for size in sizes[: dim % len(sizes)])
+
+
 def is_tensor(node: Any, name: str) -> bool:
     try:
         if autograd.is_packed(node, name):

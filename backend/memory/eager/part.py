@@ -15,14 +15,14 @@ import torch
 
 from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.compat.memory_backward import Held
-from optpass.backend.memory.eager.inside import PARTS, SAME_GRADIENT, VIEWS, is_tensor, named, temporaries_of
+from optpass.backend.memory.eager.inside import PARTS, SAME_GRADIENT, VIEWS, is_cut, is_tensor, named, temporaries_of
 from optpass.backend.memory.eager.timeline import AS_SEEN, Extent, Resize, Step, Timeline
 
 #: Operators whose result, where it is one number, is in a storage as large as their input.
 REDUCED_IN_PLACE = ("MseLoss", "SmoothL1Loss", "HuberLoss")
 #: Tensors as large as its input that an operator allocates and releases in the forward, beside its result.
 FORWARD_TEMPORARIES = {"MseLoss": 1, "SmoothL1Loss": 1, "HuberLoss": 1, "Logsumexp": 1}
-#: Operators that copy what they are given where it is transposed, and views that transpose.
+#: Operators that copy what they are given where it is transposed, or a part with gaps, and views that transpose.
 CONTIGUOUS, TRANSPOSED = ("SoftmaxBackward", "LayerNorm", "GroupNorm"), ("TBackward", "Transpose", "Permute", "Movedim")
 #: What is not known.
 NOTHING: Extent = ((0,), 0)
@@ -50,6 +50,8 @@ class EagerLoss:
         kept_bytes: what its results hold that the caller keeps.
         reads_outputs: its backward reads outputs of the compiled graph.
         between: places of nodes that it is between.
+        early_bytes: most that the operators allocate at one time that ran before a graph without gradients did, where
+            they run once more on what that has returned.
         timeline: its operators.
     """
 
@@ -60,6 +62,7 @@ class EagerLoss:
     reads_outputs: bool = False
     kept_bytes: int = 0
     between: tuple[float, float] = field(default=(-inf, inf), compare=False, repr=False)
+    early_bytes: int = field(default=0, compare=False, repr=False)
     timeline: Timeline | None = field(default=None, compare=False, repr=False)
 
     def at(self, sizes: Resize) -> EagerLoss:
@@ -82,7 +85,7 @@ def _in_proportion(found: int, seen: int, resized: int) -> int:
 def loss_of(
     roots: Iterable[Any], ours: Callable[[Any], bool], given: Given = lambda *_: None,
     known: Mapping[int, Held] | None = None, kept: Iterable[Any] = (), run: Any = None,
-    inside: Mapping[int, int] | None = None, let_go: Sequence[tuple[int, int]] = (),
+    inside: Mapping[int, int] | None = None, let_go: Sequence[tuple[int, int]] = (), early: int = 0,
 ) -> EagerLoss:  # fmt: skip
     """The eager operators between nodes that `ours` is true of and the `roots` of a backward that is running.
 
@@ -96,8 +99,9 @@ def loss_of(
             the next one.
         inside: bytes that operators allocate and release in the forward, by the order of their nodes.
         let_go: of outputs that are released before the backward: the order of the next node, and bytes.
+        early: place of the node that was next when a graph without gradients ran.
     """
-    walk = _Walk(ours, given, known or {}, set(kept), run, inside or {}, let_go)
+    walk = _Walk(ours, given, known or {}, set(kept), run, inside or {}, let_go, early)
     for node in autograd.walk(roots, ours if run is None else lambda node: node is run):
         walk.add(node)
     return walk.measured()
@@ -114,6 +118,7 @@ class _Walk:
     run: Any
     inside: Mapping[int, int]
     let_go: Sequence[tuple[int, int]]
+    early: int
     cast: set[int] = field(default_factory=set)
     nodes: list[Any] = field(default_factory=list)
     root: list[int] = field(default_factory=list)
@@ -142,9 +147,10 @@ class _Walk:
         places = [i for i, node in enumerate(self.nodes) if first < autograd.order(node) < last]
         part = range(places[0], places[-1] + 1) if places else range(0)
         line = Timeline(tuple(self._without_outputs(steps, part)), until, part)
+        early = range(part.start, next((i for i in part if autograd.order(self.nodes[i]) >= self.early), part.stop))
         return EagerLoss(
             line.forward(), line.held(), line.backward(), tuple(self.leaves), self.reads_outputs,
-            between=(first, last), timeline=line,
+            between=(first, last), early_bytes=line.without_gradients(early), timeline=line,
         )  # fmt: skip
 
     def _without_outputs(self, steps: Iterable[Step], part: range) -> Iterator[Step]:
@@ -258,7 +264,7 @@ class _Walk:
     def _inside_forward(self, node: Any) -> tuple[Extent, ...]:
         number = next((n for name, n in FORWARD_TEMPORARIES.items() if name in node.name()), 0)
         before = node.next_functions[0][0] if node.next_functions else None
-        if named(node, CONTIGUOUS) and before is not None and named(before, TRANSPOSED):
+        if named(node, CONTIGUOUS) and before is not None and (named(before, TRANSPOSED) or is_cut(before)):
             number += 1
         number += self._is_divergence(node)
         told = self.inside.get(autograd.order(node), 0)

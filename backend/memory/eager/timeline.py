@@ -136,13 +136,29 @@ class Timeline:
         results = sum(self._made(k, sizes) for k, last in self.until.items() if last in self.part)
         return results + sum(_sum(self.steps[i].held, sizes) for i in self.part)
 
-    def forward(self, sizes: Resize = AS_SEEN) -> int:
-        """Most bytes that are allocated at one time in the forward."""
+    def without_gradients(self, steps: range) -> int:
+        """Most bytes that are allocated at one time while `steps` run, with nothing held for a backward."""
+        last = self._last_read()
+        live, peak = 0, 0
+        for i in steps:
+            step = self.steps[i]
+            live += self._made(i, AS_SEEN) if step.root == i else 0
+            peak = max(peak, live + _sum(step.inside, AS_SEEN))
+            live -= sum(self._made(k, AS_SEEN) for k in steps if last[k] == i and self.steps[k].root == k)
+        return peak
+
+    def _last_read(self) -> list[int]:
+        """Of each step, the last one that reads what it made, or a view of that."""
         last = list(range(len(self.steps)))
         for i, step in enumerate(self.steps):
             for root in (self.steps[k].root for k in step.inputs):
                 if root >= 0:
                     last[root] = max(last[root], i)
+        return last
+
+    def forward(self, sizes: Resize = AS_SEEN) -> int:
+        """Most bytes that are allocated at one time in the forward."""
+        last = self._last_read()
         done: dict[int, list[int]] = {}
         for k, at in enumerate(last):
             if self.steps[k].root == k and k not in self.until:

@@ -49,7 +49,7 @@ def note(
     behind = there + since + loss.backward_bytes if loss.backward_bytes else 0
     # Outputs that had gone before its forward are not there in it, and what is gone behind the loss is less.
     early = min(run.gone_before, other, gone)
-    in_loss = max(there - early + loss.forward_bytes, run.behind + run.behind_saved)
+    in_loss = max(there - early + loss.forward_bytes, run.behind + run.behind_saved, run.behind_again(loss.early_bytes))
     news = situation.widen(gradients, other - early + waiting, since + early, in_loss, behind)
     if loss.backward_bytes < before.backward_bytes and leaf.seen_at:
         loss = replace(loss, timeline=before.timeline)
@@ -118,6 +118,7 @@ def loss_behind(
         node,
         watch.forward(),
         run.let_go[: run.let_go_before],
+        run.behind_at,
     )
     # Whoever held them then: operators, or a checkpoint that reads them again.
     read = len(run.let_go) > run.let_go_before

@@ -36,6 +36,7 @@ class Run:
         let_go_before: how many of these were before the backward began.
         behind: bytes that a graph without gradients needed that ran behind it, with what was there beside it.
         behind_at: the place of the node of autograd that was next then.
+        behind_made: what it returned, and `behind_there` with what was there beside it, in bytes.
         behind_saved: what eager operators had saved by then, in bytes.
     """
 
@@ -57,6 +58,8 @@ class Run:
     let_go_before: int = 0
     behind: int = 0
     behind_at: int = 0
+    behind_made: list[tuple[Any, int]] = field(default_factory=list)
+    behind_there: int = 0
     behind_saved: int = 0
     _outputs: list[Any] = field(default_factory=list, repr=False)
 
@@ -67,11 +70,25 @@ class Run:
                 noted = functools.partial(_note, self.let_go, storage.nbytes())
                 self._outputs.append(weakref.ref(storage, noted))
 
-    def ungraded(self, needed: int) -> None:
-        """A graph without gradients has run behind it, and needed so many bytes, with what was there beside it, less
-        what its caller had let go of."""
-        if needed > self.behind:
-            self.behind, self.behind_at = needed, autograd.next_order()
+    def ungraded(self, there: int, needed: int, result: Any) -> None:
+        """A graph without gradients has run behind it and needed so many bytes, beside what was there less what its
+        caller had let go of, and has returned `result`."""
+        if there + needed > self.behind:
+            self.behind, self.behind_at = there + needed, autograd.next_order()
+            tensors = [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+            self.behind_made = Stores(tensors).sizes()
+            self.behind_there = there + sum(size for _, size in self.behind_made)
+
+    def behind_again(self, early: int) -> int:
+        """Bytes while the caller reads what the graph without gradients has returned, as it has read the outputs of
+        this run before: those are as many and as large, and the caller has let go of them since.
+
+        Args:
+            early: bytes that the operators allocate which did that.
+        """
+        alike = sorted(size for _, size in self.made) == sorted(size for _, size in self.behind_made)
+        read = bool(self.behind_made) and all(storage() is None for storage, _ in self.behind_made)
+        return self.behind_there + self.behind_saved + early if alike and read else 0
 
     def note_saved(self, known: Mapping[int, Held], counted: Stores) -> None:
         """Note what eager nodes hold that were there when a graph without gradients ran behind it.

@@ -222,7 +222,7 @@ class Steps:
                     gradients, other, (gone, _) = beside(
                         run, None, [], self._live, self._lent.stores, self._chains.under_way()
                     )
-                    run.ungraded(gradients + other - gone - run.released_outputs() + needs())
+                    run.ungraded(gradients + other - gone - run.released_outputs(), needs(), result)
             self._lent.add(result)
 
     def traced(self) -> None:

@@ -62,6 +62,29 @@ def taught(call):
     return step, (model, teacher), (given,)
 
 
+def preferred(call):
+    """A frozen copy is read behind the forward as the model was, by operators that allocate: scores of what is given
+    but for the last, which are copied for the softmax."""
+    model = nn.Sequential(*network(WIDE), nn.Linear(WIDTH, WIDE))
+    reference = copy.deepcopy(model).requires_grad_(False)
+    given, chosen = torch.randn(16, 9, WIDTH), torch.randint(WIDE, (16, 8, 1))
+    compiled, referring = call(model), call(reference)
+
+    def score(net):
+        return net(given)[:, :-1].log_softmax(-1).gather(-1, chosen).sum(dim=(1, 2))
+
+    def step():
+        mine = score(compiled)
+        with torch.no_grad():
+            theirs = score(referring)
+        F.softplus(theirs - mine).sum().backward()
+        found = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        return found
+
+    return step, (model, reference), (given, chosen)
+
+
 def taught_first(call):
     """A wide teacher runs before the forward of its student, and needs more than the step behind it."""
     model, teacher, given = network(), network(2 * WIDE).eval(), torch.randn(4 * ROWS, WIDTH)
@@ -140,7 +163,7 @@ def test_an_evaluation_between_steps_is_no_part_of_one(program, steps):
 
 @pytest.mark.slow
 @pytest.mark.by_turns
-@pytest.mark.parametrize("program", [taught, judged])
+@pytest.mark.parametrize("program", [taught, judged, preferred])
 def test_what_runs_between_counts_too(program, steps):
     peak, results, predicted, held = steps.measured(program, 10**10)
     assert abs(predicted - peak) <= 0.001 * peak
