@@ -17,6 +17,10 @@ from optpass.backend.compat import memory as inductor
 from optpass.backend.memory.replay.decided import decided
 from optpass.backend.memory.replay.storages import Operators, Storages
 
+#: Operators that run another one beside the state of a generator: of the CPU, and of a GPU.
+_SAVES_STATE, _WITH_STATE = torch.ops.higher_order.run_and_save_rng_state, torch.ops.higher_order.run_with_rng_state
+_ON_STATE = "graphsafe_run_with_rng_state"
+
 
 class Wrapper:
     """A generated wrapper, ready to run on fake tensors of `mode`; `sizes`: of those that it reads from tensors."""
@@ -55,7 +59,15 @@ class Wrapper:
 class _Operators(Operators):  # type: ignore[no-untyped-call, unused-ignore]
     """Operators of the wrapper; what only data tells is as large as it can be."""
 
+    supports_higher_order_operators = True
+
     def result(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if func is _SAVES_STATE:  # a user's checkpoint, of what may draw numbers
+            return torch.get_rng_state(), args[0](*args[1:], **kwargs)
+        if func is _WITH_STATE:
+            return args[1](*args[2:], **kwargs)
+        if isinstance(func, torch._ops.HigherOrderOperator) and str(func) == _ON_STATE:
+            return args[0](*args[1:], **{key: value for key, value in kwargs.items() if key != "rng_state"})
         if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype.is_floating_point:
             return 1.0
         if func is torch.ops.aten.nonzero.default:

@@ -63,3 +63,46 @@ def test_what_checkpointed_blocks_need_is_predicted(steps):
     for share in (0.93, 0.87):
         peak, _, predicted, _ = steps.measured(classified, int(share * top))
         assert 0 <= predicted - peak <= 192 and peak <= share * top
+
+
+class Checkpointed(nn.Module):
+    """Fused attention inside of checkpoints in the graph: it may draw numbers, so that the state of the generator is
+    kept for it, though it drops nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 96) for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + checkpoint(self.attend, layer, x, use_reentrant=False)
+        return x
+
+    @staticmethod
+    def attend(layer, x):
+        q, k, v = (t.unflatten(-1, (2, 16)).transpose(1, 2) for t in layer(x).chunk(3, dim=-1))
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inner", ["aot_eager", "inductor"])
+def test_attention_in_checkpoints_of_the_graph(steps, inner):
+    def program(call):
+        model, given = Checkpointed(), torch.randn(4, 64, 32)
+        options = {"inner": inner, "memory_budget": 10**9, "optimizer": "none", "strict": True}
+        compiled = torch.compile(model, backend="optpass", options=options)
+
+        def step():
+            compiled(given).square().mean().backward()
+            found = [p.grad for p in model.parameters()]
+            model.zero_grad()
+            return found
+
+        return step, (model,), (given,)
+
+    peak, results, predicted, _ = steps.measured(program, 10**9)
+    assert predicted == pytest.approx(peak, rel=0.005)
+    torch.manual_seed(0)
+    model, given = Checkpointed(), torch.randn(4, 64, 32)
+    model(given).square().mean().backward()
+    assert all(torch.allclose(mine, p.grad, atol=1e-6) for mine, p in zip(results[0], model.parameters(), strict=True))
