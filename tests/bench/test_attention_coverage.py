@@ -346,7 +346,7 @@ def test_a_worker_that_fails_costs_one_call(tmp_path: Path) -> None:
             worker.call(kind="die")
         second = worker.call(kind="")
         assert second != first
-        worker._timeout_s = 0.5
+        worker.timeout_s = 0.5
         with pytest.raises(BenchError, match=r"longer than 0\.5 s"):
             worker.call(kind="hang")
 
