@@ -53,6 +53,15 @@ class GpuLock:
             fcntl.flock(self._file, fcntl.LOCK_UN)
             self._held = False
 
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """While a caller in another process has the lock, and waits for this one: a compile does not wait for it."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+
     def __enter__(self) -> GpuLock:
         self.take()
         return self

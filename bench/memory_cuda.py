@@ -13,7 +13,7 @@ by CUDA events, are taken in interleaved rounds.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -202,7 +202,7 @@ def judge(name: str, ways: Mapping[str, Answer], budget: int) -> Verdict:
     return Verdict(name, holds, text)
 
 
-def _rows(ways: Mapping[str, Answer], overrides: Mapping[str, Any], config: BenchConfig) -> Sequence[Row]:
+def _rows(ways: Mapping[str, Answer], overrides: Mapping[str, Any], config: BenchConfig) -> list[Row]:
     tokens = overrides["batch"] * overrides["seq"]
     rows = sample_rows(
         {n: w["samples"] for n, w in ways.items()},

@@ -23,6 +23,7 @@ WARM, AGAIN = 3, 2
 @dataclass
 class _Way:
     step: Callable[[], None]
+    lock: GpuLock
 
 
 #: The way of this process, once it is set up.
@@ -36,7 +37,7 @@ def serve(samples: int = 0, **how: Any) -> Any:
         return prepare(**how)
     (way,) = _STANDING
     tick = clock("cuda")
-    with _tidied():
+    with way.lock.lent(), _tidied():
         for _ in range(AGAIN):
             way.step()
         return [tick(way.step, 1) for _ in range(samples)]
@@ -106,7 +107,7 @@ def _prepared(
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated()
     locked.leave()
-    _STANDING[:] = [_Way(step)]
+    _STANDING[:] = [_Way(step, locked)]
     sites = [*optpass.report().sites(), *optpass.report().declined()]
     predicted = [site.cost["predicted_peak_bytes"] for site in sites if site.kind == "memory budget"]
     return {"peak": peak, "predicted": max(predicted, default=None)}

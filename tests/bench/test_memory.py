@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from optpass.bench import memory, memory_compile, memory_cuda, memory_journal, memory_judge, memory_ways
+from optpass.bench.gpu_lock import GpuLock, nobody_else
 from optpass.bench.progress import NoProgress
 from optpass.bench.registry import BenchConfig
 from optpass.bench.result import BenchError, Result
@@ -143,6 +145,16 @@ def test_cuda_is_judged_against_the_fastest_way_that_fits() -> None:
     ways["optpass, 9"] = _way(9, 1.2)
     alone = memory_cuda.judge("optpass, 9", ways, 9)
     assert alone.holds is True and "no way of PyTorch fits" in alone.text
+
+
+def test_a_process_compiles_while_its_caller_has_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("optpass.backend.compat.dynamo.call_when_compiled", lambda _: None)
+    path = str(tmp_path / "lock")
+    lock = GpuLock(path)
+    with nobody_else(path), lock.lent():
+        lock.take()  # as after a compile; would wait for ever
+    with nobody_else(path):  # it is the caller's to let go
+        pass
 
 
 def test_a_failed_way_fails_alone() -> None:

@@ -16,9 +16,9 @@ from optpass.backend import compat
 from optpass.backend.compat import memory as inductor
 from optpass.backend.memory.replay.decided import decided
 from optpass.backend.memory.replay.storages import Operators, Storages
+from optpass.passes.memory.workspace.workspace import SAVES_STATE, WITH_STATE
 
-#: Operators that run another one beside the state of a generator: of the CPU, and of a GPU.
-_SAVES_STATE, _WITH_STATE = torch.ops.higher_order.run_and_save_rng_state, torch.ops.higher_order.run_with_rng_state
+#: Runs an operator with the state of a GPU's generator, which is no tensor.
 _ON_STATE = "graphsafe_run_with_rng_state"
 
 
@@ -62,9 +62,9 @@ class _Operators(Operators):  # type: ignore[no-untyped-call, unused-ignore]
     supports_higher_order_operators = True
 
     def result(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if func is _SAVES_STATE:  # a user's checkpoint, of what may draw numbers
+        if func is SAVES_STATE:  # a user's checkpoint, of what may draw numbers
             return torch.get_rng_state(), args[0](*args[1:], **kwargs)
-        if func is _WITH_STATE:
+        if func is WITH_STATE:
             return args[1](*args[2:], **kwargs)
         if isinstance(func, torch._ops.HigherOrderOperator) and str(func) == _ON_STATE:
             return args[0](*args[1:], **{key: value for key, value in kwargs.items() if key != "rng_state"})

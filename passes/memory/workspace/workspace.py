@@ -30,7 +30,7 @@ _NORMS = frozenset({
     "_native_batch_norm_legit_functional", "_batch_norm_with_update", "_batch_norm_with_update_functional",
 })  # fmt: skip
 #: Operators that run another one, their first or second argument, and keep the state of the CPU's generator meanwhile.
-_SAVES_STATE, _WITH_STATE = torch.ops.higher_order.run_and_save_rng_state, torch.ops.higher_order.run_with_rng_state
+SAVES_STATE, WITH_STATE = torch.ops.higher_order.run_and_save_rng_state, torch.ops.higher_order.run_with_rng_state
 
 
 def workspace_bytes(node: fx.Node, library: Library | None = None) -> int:
@@ -51,9 +51,9 @@ def op_workspace(
     target: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, library: Library | None = None
 ) -> int:
     """As `workspace_bytes`, of a call with its values: tensors, fake or not, for tensors."""
-    if target is _SAVES_STATE:
+    if target is SAVES_STATE:
         return op_workspace(args[0], args[1:], kwargs, out[1] if isinstance(out, (list, tuple)) else None, library)
-    if target is _WITH_STATE:
+    if target is WITH_STATE:
         return nbytes(args[0], number) + op_workspace(args[1], args[2:], kwargs, out, library)
     if isinstance(target, torch._ops.HigherOrderOperator):
         return bodies_bytes(target, args, lambda node: workspace_bytes(node, library), number)
