@@ -2,8 +2,8 @@
 
 Before each call every guarded tensor is looked at: the tensor object, its memory and strides, and torch's count of
 writes to it. That takes less than a microsecond, and finds every write that torch knows of: in-place ops, `copy_` (so
-`load_state_dict`), assigning `.data`, replacing the tensor. Where something differs, the contents are compared with a
-private copy; equal ones are watched on, others send the call to a version compiled without what rested on them.
+`load_state_dict`), assigning `.data`, replacing the tensor. Where something differs, the contents are compared with
+what was held; equal ones are watched on, others send the call to a version compiled without what rested on them.
 
 What torch does not count: writes through `tensor.data`, through NumPy, DLPack or another alias of the memory, under
 `torch.autograd._unsafe_preserve_version_counter`, and by foreign code. On CPU the contents themselves are compared now
@@ -12,6 +12,7 @@ and then (`PERIOD_BYTES`), so that such a write is found late; on other devices 
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import sys
 import threading
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from optpass.backend.contents import Known, is_readable, same_contents
+from optpass.backend.contents import Known, is_readable
 from optpass.reporting import store
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 PERIOD_BYTES = 4096
 #: Calls between two such comparisons at least: one of a few bytes takes as long as launching an op.
 MIN_PERIOD = 16
-#: Bytes of guarded CPU tensors that are compared at every call all the same: some microseconds.
+#: Bytes of guarded CPU tensors that are compared at every call all the same: a microsecond, ten at most.
 ALWAYS_BYTES = 1 << 16
 #: Comparisons in a row that found other contents, after which nothing is compared any more.
 MAX_CHANGES = 16
@@ -72,12 +73,26 @@ class _Place:
     """One guarded input or constant of a graph, and the tensors seen there, by address."""
 
     def __init__(self, known: Known, reason: str) -> None:
-        self.name, self.reason, self.copy = known.name, reason, known.copy
+        self.name, self.reason, self.held = known.name, reason, known.held
         #: A constant in a tuple of its own, and 0; or None, and the position among the arguments.
         self.constant = (known.tensor,) if known.position is None else None
         self.index = known.position or 0
+        #: Of a small CPU tensor, its bytes.
+        copy = self.held.copy
+        small = copy is not None and copy.device.type == "cpu" and copy.nbytes <= ALWAYS_BYTES
+        self.bytes = _bytes(copy) if copy is not None and small else None
         self.seen: dict[int, Look] = {}
         self.compare(known.tensor)  # not taken for granted: it may have been written to while the graph was compiled
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a small, untouched tensor still has the contents that were compiled for; False if that is not known.
+
+        A microsecond. Operators of torch take ten in its place, most of that in what is called after them:
+        they drive its code out of the caches.
+        """
+        if self.bytes is None or tensor.shape != self.held.shape or not tensor.is_contiguous():
+            return False
+        return _bytes(tensor) == self.bytes
 
     def compare(self, tensor: Any) -> bool:
         """Whether a tensor's contents are those that were compiled for; remembered where it can be recognised."""
@@ -86,11 +101,15 @@ class _Place:
         storage = weakref.ref(tensor.untyped_storage())
         # Before the contents are read, so that a write in between shows at the next call.
         state = storage, tensor._version, tensor.data_ptr(), tensor.stride()
-        same = same_contents(tensor, self.copy)
+        same = self.held.same(tensor)
         seen = dict(self.seen) if len(self.seen) < MAX_TENSORS else {}
         seen[tensor._cdata] = Look(*state, same)
         self.seen = seen
         return same
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.nbytes else b""
 
 
 class Guarded:
@@ -116,7 +135,7 @@ class Guarded:
         self._told: set[str] = set()
         self._changes = 0
         self._lock = threading.RLock()
-        nbytes = sum(place.copy.nbytes for place in self._places if place.copy.device.type == "cpu")
+        nbytes = sum(place.held.nbytes for place in self._places if place.held.device.type == "cpu")
         often = 1 if nbytes <= ALWAYS_BYTES else max(MIN_PERIOD, nbytes // PERIOD_BYTES)
         self._period = often if nbytes else sys.maxsize
         self._left = self._period
@@ -131,7 +150,9 @@ class Guarded:
             same = same and look.same
         self._left -= 1
         if self._left <= 0:
-            return self._look(args, everything=True)(*args)
+            if not same or not all(place.holds((place.constant or args)[place.index]) for place in self._places):
+                return self._look(args, everything=True)(*args)
+            self._left = self._period
         return (self._compiled if same else self._replacement())(*args)
 
     def _look(self, args: Sequence[Any], *, everything: bool) -> Callable[..., Any]:

@@ -15,11 +15,9 @@ import torch
 from torch import fx, nn
 
 from optpass.backend import compat, snapshot
+from optpass.backend.held import Held, private_copy
 from optpass.passes.contract import ContentGuard
 from optpass.passes.effects import written
-
-#: Larger tensors are not looked at: copying and comparing them costs more than what rests on a mask saves.
-MAX_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -30,13 +28,13 @@ class Known:
         name: as the user calls it, 'h.0.attn.bias'.
         position: index among the graph's inputs; None for a constant of the graph.
         tensor: the user's tensor.
-        copy: its contents, private.
+        held: its contents.
     """
 
     name: str
     position: int | None
     tensor: torch.Tensor
-    copy: torch.Tensor
+    held: Held
 
 
 class Contents:
@@ -63,6 +61,7 @@ class Contents:
         self._graph = snapshot.copy_graph(gm.graph) if self._tensors or keep else None
         self._inputs = list(inputs) if self._tensors else []
         self._known: dict[str, Known | None] = {}
+        self._copies: dict[str, torch.Tensor] = {}  #: of what is held otherwise, while passes run
         self._kept: frozenset[str] | None = None
 
     def __call__(self, node: fx.Node) -> torch.Tensor | None:
@@ -71,10 +70,11 @@ class Contents:
         if key not in self._known:
             self._known[key] = self._look(key)
         known = self._known[key]
-        return None if known is None else known.copy
+        return None if known is None else self._copies.get(key, known.held.copy)
 
     def guarded(self, guards: Sequence[ContentGuard]) -> list[tuple[Known, str]]:
-        """What `guards` rest on, each tensor once, with all that rests on it."""
+        """What `guards` rest on, each tensor once, with all that rests on it. No more contents are asked for."""
+        self._copies.clear()
         found: dict[str, tuple[Known, list[str]]] = {}
         for guard in guards:
             known = self._known[_key(guard.node)]
@@ -95,10 +95,18 @@ class Contents:
         name, position, tensor = self._tensors[key]
         if self._kept is None:
             self._kept = _kept(self._graph, self._inputs, self._attributes)
-        if key not in self._kept or tensor.nbytes > MAX_BYTES:
+        if key not in self._kept:
             return None
-        copy = next((k.copy for k in self._known.values() if k is not None and same_contents(tensor, k.copy)), None)
-        return Known(name, position, tensor, private_copy(tensor) if copy is None else copy)
+        alike = next((k for k, known in self._known.items() if known is not None and known.held.same(tensor)), None)
+        before = None if alike is None else self._known[alike]
+        held = Held.of(tensor) if before is None else before.held
+        if held is not None and held.copy is None:
+            copy = None if alike is None else self._copies.get(alike)
+            try:
+                self._copies[key] = private_copy(tensor) if copy is None else copy
+            except torch.OutOfMemoryError:
+                return None
+        return None if held is None else Known(name, position, tensor, held)
 
 
 def is_readable(value: Any) -> TypeGuard[torch.Tensor]:
@@ -110,26 +118,6 @@ def is_readable(value: Any) -> TypeGuard[torch.Tensor]:
         and not (value.is_inference() or value.is_quantized or value.is_conj() or value.is_neg())
         and not compat.is_wrapped(value)
     )
-
-
-def private_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """The contents of `tensor`, in memory of our own."""
-    with torch.no_grad():
-        return tensor.detach().clone(memory_format=torch.contiguous_format)
-
-
-def same_contents(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
-    """Equal bit by bit, so that NaN equals itself and -0.0 is not 0.0."""
-    if tensor.shape != copy.shape or tensor.dtype != copy.dtype or tensor.device != copy.device:
-        return False
-    with torch.no_grad():
-        return torch.equal(_bits(tensor.detach()), _bits(copy))
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.contiguous().view(-1)
-    whole = flat.nbytes % 8 == 0 and (flat.storage_offset() * flat.itemsize) % 8 == 0
-    return flat.view(torch.int64 if whole else torch.uint8)  # eight bytes at a time compare five times as fast
 
 
 def _key(node: fx.Node) -> str:

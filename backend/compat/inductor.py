@@ -12,6 +12,7 @@ from torch import fx
 
 from optpass.backend.compat.attention_matcher import shielded
 from optpass.backend.compat.kernel_files import joined
+from optpass.backend.compat.lowerings import install
 from optpass.backend.compat.memory_reuse import Work, reusing
 
 try:
@@ -54,6 +55,7 @@ def compile_fx(
             on_compiled(bool(kwargs.get("is_backward", False)), time.perf_counter() - start)
 
     maybe_warm_pool()
+    install()
     with shielded(), joined():  # a cache may answer before `timed` is called
         return inductor(gm, inputs, inner_compile=timed, config_patches=config_patches)  # type: ignore[return-value, arg-type, unused-ignore]
 

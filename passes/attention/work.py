@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from optpass.passes.attention import words
+from optpass.passes.attention import filing, words
 from optpass.passes.attention.choice import BLOCKS, Chooser
 from optpass.passes.attention.find.core import Found, find
 from optpass.passes.attention.find.elements import multiply_matrices
@@ -30,6 +30,7 @@ from optpass.passes.attention.site import Blocked, Site
 from optpass.passes.attention.targets import Choice
 from optpass.passes.attention.write import preference
 from optpass.passes.attention.write.emit import Writer, returned_by
+from optpass.passes.attention.write.folded import folded
 from optpass.passes.attention.write.hints import Hints
 from optpass.passes.attention.write.positions import compute_masks
 from optpass.passes.attention.write.rewrite import Layout, Rewrite, place
@@ -44,8 +45,6 @@ from optpass.passes.attention.write.swap import (
 )
 from optpass.passes.attention.write.sweep import free_of_scores, sweep
 from optpass.passes.contract import ContentGuard, PassContext, PassResult
-from optpass.passes.source import locate
-from optpass.reporting.model import Site as Record
 
 log = logging.getLogger(__name__)
 
@@ -173,20 +172,44 @@ class GraphWork:
         writer = self._writer(output.node, output)
         try:
             attachment = Attachment(parts[0].planned.site, self.program, self.live)
-            how = {"summed": len(parts) > 1, "twice": self.ctx.options.inner == "eager"}
-            written = [Rewrite(writer, part.planned, **how) for part in parts]
-            results = [self._call(r, writer, part.choice) for r, part in zip(written, parts, strict=True)]
-            layout: Layout = written[0].out_dims
-            if len(results) > 1:
-                layout = tuple(parts[0].planned.site.out_dims)
-                results = [place(writer, n, r.out_dims, layout) for n, r in zip(results, written, strict=True)]
-            total = functools.reduce(functools.partial(writer.call, torch.add), results)
-            attachment.put(writer, writer.to(total, output.dtype), layout)
+            total, layout = self._results(writer, parts)
+            if len(parts) == 1 and attachment.is_copied(writer, total, layout):
+                writer, total, layout = self._folded(parts[0], attachment, writer) or (writer, total, layout)
+            attachment.put(writer, total, layout)
         except Blocked:
             writer.undo()
             raise
         for part in parts:
             self._file(part, output.node)
+
+    def _results(self, writer: Writer, parts: list[_Part]) -> tuple[fx.Node, Layout]:
+        """The calls, added up, in the dtype of the program's result; and what the dims of the sum run over."""
+        output = parts[0].planned.site.output
+        how = {"summed": len(parts) > 1, "twice": self.ctx.options.inner == "eager"}
+        written = [Rewrite(writer, part.planned, **how) for part in parts]
+        results = [self._call(r, writer, part.choice) for r, part in zip(written, parts, strict=True)]
+        layout: Layout = written[0].out_dims
+        if len(results) > 1:
+            layout = tuple(parts[0].planned.site.out_dims)
+            results = [place(writer, n, r.out_dims, layout) for n, r in zip(results, written, strict=True)]
+        total = functools.reduce(functools.partial(writer.call, torch.add), results)
+        return writer.to(total, output.dtype), layout
+
+    def _folded(self, part: _Part, attachment: Attachment, before: Writer) -> tuple[Writer, fx.Node, Layout] | None:
+        """The call written with heads among the batch in place of what `before` wrote, if its result is not copied."""
+        planned, output = folded(part.planned, before), part.planned.site.output
+        if planned is None or output.node is None:
+            return None
+        writer = self._writer(output.node, output)
+        try:
+            total, layout = self._results(writer, [dataclasses.replace(part, planned=planned)])
+            if not attachment.is_copied(writer, total, layout):
+                before.undo()
+                return writer, total, layout
+        except Blocked:
+            pass
+        writer.undo()
+        return None
 
     def _file(self, part: _Part, node: fx.Node) -> None:
         """The record of a site that is written, and its guards."""
@@ -194,13 +217,7 @@ class GraphWork:
         self.done.append(site)
         self._guard(planned.mask.proofs)
         self._hold(site.scores.held, "a masked score becomes the number that is in it")
-        source = locate(node)
-        record = Record(
-            kind="attention", file=source.file, line=source.line, module=source.module, node=node.name,
-            reason=choice.reason, before=words.before(site, planned.mask.facts),
-            after=words.after(planned, choice),
-            cost=words.figures(planned, choice.materialises) | part.cost,
-        )  # fmt: skip
+        record = filing.applied(node, planned, choice, part.cost)
         self.result.applied.append(record)
         self.result.product.append((record, planned.problem, choice))
 
@@ -227,14 +244,7 @@ class GraphWork:
         for item in computed:
             self.result.changed = True
             self._guard([item.facts])
-            source = locate(item.node)
-            self.result.applied.append(
-                Record(
-                    kind="attention mask", file=source.file, line=source.line, module=source.module,
-                    node=item.node.name, reason="proved to be what positions say; reading it for each score costs more",
-                    before="a mask read from a buffer", after=f"computed from positions ({item.facts.words})",
-                )
-            )  # fmt: skip
+            self.result.applied.append(filing.mask(item.node, item.facts.words))
 
     def _attach(self, writer: Writer) -> Callable[[str, fx.GraphModule], fx.Node]:
         """Puts a graph on the module under a free name."""
@@ -276,13 +286,7 @@ class GraphWork:
     def _file_declined(
         self, node: fx.Node, product: fx.Node, reason: str, before: str = "", cost: dict[str, float] | None = None
     ) -> None:
-        source = locate(product)
-        self.result.declined.append(
-            Record(
-                kind="attention", file=source.file, line=source.line, module=source.module, node=node.name,
-                reason=reason, before=before, cost=cost or {},
-            )
-        )  # fmt: skip
+        self.result.declined.append(filing.declined(node, product, reason, before, cost))
 
     def _contents(self, value: Value) -> torch.Tensor | None:
         if value.leaf != "input" or value.node is None or value.version:

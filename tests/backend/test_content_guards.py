@@ -15,6 +15,7 @@ import torch
 from torch import fx, nn
 
 from optpass.backend import content_guard
+from optpass.backend.held import Held
 from optpass.backend.reporting import build_report
 from optpass.options import Options
 from optpass.passes import registry
@@ -225,8 +226,8 @@ def test_the_fast_version_comes_back() -> None:
 
 def test_nothing_is_compared_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[int] = []
-    real = content_guard.same_contents
-    monkeypatch.setattr(content_guard, "same_contents", lambda *a: compared.append(1) or real(*a))
+    real = Held.same
+    monkeypatch.setattr(Held, "same", lambda *a: compared.append(1) or real(*a))
     model, x = Masked(), torch.randn(2, 4)
     step = compiled(model)
     for i in range(3 * content_guard.MAX_CHANGES):
@@ -241,8 +242,8 @@ def test_unchanged_contents_are_compared_once(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(content_guard, "MIN_PERIOD", 1 << 30)
     monkeypatch.setattr(content_guard, "ALWAYS_BYTES", -1)
     compared: list[int] = []
-    real = content_guard.same_contents
-    monkeypatch.setattr(content_guard, "same_contents", lambda *a: compared.append(1) or real(*a))
+    real = Held.same
+    monkeypatch.setattr(Held, "same", lambda *a: compared.append(1) or real(*a))
     model, x = Masked(), torch.randn(2, 4)
     step = compiled(model)
     for _ in range(20):
@@ -292,8 +293,8 @@ def test_layers_that_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(content_guard, "MIN_PERIOD", 1 << 30)
     monkeypatch.setattr(content_guard, "ALWAYS_BYTES", -1)
     compared: list[int] = []
-    real = content_guard.same_contents
-    monkeypatch.setattr(content_guard, "same_contents", lambda *a: compared.append(1) or real(*a))
+    real = Held.same
+    monkeypatch.setattr(Held, "same", lambda *a: compared.append(1) or real(*a))
     layers = [Masked() for _ in range(5)]
     for layer in layers:
         layer.compile(backend="optpass", options=OPTIONS)

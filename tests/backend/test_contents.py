@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from optpass.backend import contents
+from optpass.backend import held
 from optpass.backend.reporting import build_report
 from optpass.options import Options
 from optpass.passes import registry
@@ -161,7 +161,8 @@ def test_inputs_of_any_kind_are_unknown(reads: type[Reads]) -> None:
 
 
 def test_large_tensors_are_unknown(reads: type[Reads], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contents, "MAX_BYTES", 15)
+    for name in ("MAX_BYTES", "COPY_BYTES", "COPIED_BYTES"):
+        monkeypatch.setattr(held, name, 15)
     run(Everything(), torch.randn(4), "buffer")
     assert set(reads.held.values()) == {None}
 
@@ -214,18 +215,64 @@ def test_guards_that_rest_on_nothing_are_refused(
     assert record.error is None if message is None else message in (record.error or "")
 
 
-def test_the_same_contents() -> None:
-    same = contents.same_contents
+@pytest.mark.parametrize("copied", (True, False))
+def test_the_same_contents(copied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not copied:
+        monkeypatch.setattr(held, "COPY_BYTES", -1)
+        monkeypatch.setattr(held, "PART_BYTES", 16)
+        monkeypatch.setattr(held, "SAVING", 0.01)
+
+    def keep(tensor: torch.Tensor) -> held.Held:
+        kept = held.Held.of(tensor)
+        assert kept is not None and (kept.copy is not None) is copied
+        return kept
+
     strange = torch.tensor([float("nan"), 0.0, -0.0, 1.0, 2.0])
-    copy = contents.private_copy(strange)
-    assert same(strange, copy) and not same(strange, copy.double()) and not same(strange, copy[:4])
-    assert not same(torch.zeros(3), -torch.zeros(3)), "1 / x differs"
+    kept = keep(strange)
+    assert kept.same(strange.clone()) and not kept.same(strange.double()) and not kept.same(strange[:4])
+    assert not keep(-torch.zeros(3)).same(torch.zeros(3)), "1 / x differs"
     for dtype in (torch.bool, torch.int8, torch.bfloat16, torch.float64, torch.complex64):
         for start in range(4):
             whole = torch.randint(0, 2, (7, 12)).to(dtype)
             part = whole[1:, start:].t()
-            kept = contents.private_copy(part)
-            assert same(part, kept)
+            kept = keep(part)
+            assert kept.same(part) and kept.same(part.clone())
             part[-1, -1] = not bool(part[-1, -1].real if dtype.is_complex else part[-1, -1])
-            assert not same(part, kept)
-    assert same(torch.ones(()), torch.ones(())) and same(torch.ones(0, 3), torch.ones(0, 3))
+            assert not kept.same(part)
+    assert keep(torch.ones(())).same(torch.ones(())) and keep(torch.ones(0, 3)).same(torch.ones(0, 3))
+
+
+def test_large_masks_are_kept_as_runs() -> None:
+    mask = torch.ones(1, 1, 1024, 1024).tril()
+    kept = held.Held.of(mask)
+    assert kept is not None and kept.copy is None and kept.same(mask.clone())
+    other = mask.clone()
+    other[0, 0, 512, 513] = 1.0
+    assert not kept.same(other) and not kept.same(mask.view(1, 1024, 1024)) and not kept.same(mask.to(torch.int32))
+    noise = held.Held.of(torch.randn(1024, 512))
+    assert noise is not None and noise.copy is not None
+
+
+@pytest.mark.parametrize("large", (False, True))
+def test_large_masks_are_given_while_passes_run(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A causal mask that is kept as runs is proved and watched like any other."""
+    if large:
+        monkeypatch.setattr(held, "COPY_BYTES", -1)
+
+    class Causal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("bias", torch.ones(64, 64).tril())
+
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            scores = (q @ k.mT / 8**0.5).masked_fill(self.bias == 0, float("-inf"))
+            return scores.softmax(-1) @ v
+
+    model, operands = Causal(), [torch.randn(1, 2, 64, 8) for _ in range(3)]
+    torch._dynamo.reset()
+    call = torch.compile(model, backend="optpass", options={"inner": "aot_eager", "attention": "always"})
+    torch.testing.assert_close(call(*operands), model(*operands))
+    (site,) = build_report().sites("attention")
+    assert "is_causal" in site.after
+    model.bias[3, 5] = 1.0
+    torch.testing.assert_close(call(*operands), model(*operands))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from optpass.backend import cudnn
 from optpass.backend.cudnn import OPERATOR, THEIRS, laid_out, order_of, protect
@@ -98,3 +99,24 @@ def test_layouts(order: tuple[int, ...]) -> None:
     assert laid_out(given, like).stride() == like.stride() and torch.equal(laid_out(given, like), given)
     assert laid_out(like, like) is like
     assert like.permute(*order_of(like.stride())).is_contiguous()
+
+
+@pytest.mark.parametrize("query", [heads_first, heads_last])
+@pytest.mark.parametrize("gradient", [heads_first, heads_last])
+def test_inductor_calls_torchs_own(query: Any, gradient: Any, fake: FakeTensorMode) -> None:
+    """On a gradient that is computed in the strides of the result: no Python in between, and no copy."""
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import V
+
+    from optpass.backend.compat import lowerings
+
+    lowerings.install()
+    gm = traced(query(), gradient())
+    protect(gm)
+    given = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
+    lowered = GraphLowering(gm, example_inputs=given, shape_env=ShapeEnv())
+    with V.set_graph_handler(lowered), V.set_fake_mode(fake):
+        lowered.run(*given)
+        called = [o for o in lowered.operations if getattr(o, "op_overload", None) is THEIRS]
+        assert len(called) == 1 and not any(getattr(o, "op_overload", None) is OPERATOR for o in lowered.operations)
+        assert list(called[0].inputs[0].get_stride()) == list(query().stride())

@@ -18,8 +18,8 @@ from optpass.passes.attention.masks.predicates import ge
 #: A formula: the element at the given indices, each within its dim.
 Formula: TypeAlias = Callable[[Sequence[Int]], Expr]
 
-#: Larger tensors are not read: a second is worth more than what they could say.
-MOST_ELEMENTS = 2**27
+#: Larger tensors are not read: a mask of 65,536 queries and keys takes seconds, and the scores of one head as long.
+MOST_ELEMENTS = 2**32
 #: A function of one index may have this many constant runs.
 _MOST_RUNS = 8
 #: Larger matrices are only looked at along their diagonals, which takes a tenth of the time.

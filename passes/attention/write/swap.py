@@ -19,7 +19,7 @@ from optpass.passes.attention.program.ir import Program, Value, ancestors, flat_
 from optpass.passes.attention.site import Blocked, Site
 from optpass.passes.attention.strides import same_strides
 from optpass.passes.attention.write import returned
-from optpass.passes.attention.write.emit import Writer
+from optpass.passes.attention.write.emit import Writer, tensor_of
 from optpass.passes.attention.write.rewrite import Layout, place
 
 #: How many nodes after the call are followed to see that other strides do no harm.
@@ -159,6 +159,13 @@ class Attachment:
                 break
             value, dims = users[0], step
         return value, dims
+
+    def is_copied(self, writer: Writer, result: fx.Node, layout: Layout) -> bool:
+        """Whether `put` would copy `result` for nothing but its strides."""
+        if not self.direct or self.program.writes.get(self.value.storage):
+            return False
+        final = self._shaped(writer, place(writer, result, layout, self.dims), self.value)
+        return not _harmless(self.node, tensor_of(final), writer)
 
     def put(self, writer: Writer, result: fx.Node, layout: Layout) -> None:
         """Replace the uses of the user's node by `result`, whose dims run over `layout`."""

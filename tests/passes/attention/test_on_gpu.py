@@ -7,6 +7,7 @@ program must not change the next.
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,3 +57,30 @@ def test_form(
     target = form.train if training else form.target
     if target in ("sdpa", "flex", "fused"):
         assert len(optpass.report().sites("attention")) == form.sites
+
+
+@pytest.mark.parametrize("causal", (False, True))
+def test_cudnn_is_called_without_python(causal: bool, pytestconfig: pytest.Config) -> None:
+    from torch._inductor.utils import run_and_get_code
+
+    device = pytestconfig.option.device
+
+    def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        scores = q @ k.mT / 8
+        if causal:
+            scores = scores.masked_fill(torch.ones(512, 512, dtype=torch.bool, device=device).triu(1), -torch.inf)
+        return (torch.softmax(scores, -1) @ v).transpose(1, 2).flatten(2).sin()
+
+    operands = [
+        torch.randn(2, 4, 512, 64, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+    ]  # fmt: skip
+
+    def step() -> tuple[torch.Tensor, ...]:
+        call = torch.compile(program, backend="optpass", options={"attention": "always"})
+        return torch.autograd.grad(call(*operands).sum(), operands)
+
+    ours, codes = run_and_get_code(step)
+    assert re.search(r"torch\.ops\.optpass\.\w+\.default\(", "".join(codes)) is None
+    exact = [t.detach().double().requires_grad_() for t in operands]
+    for got, wanted in zip(ours, torch.autograd.grad(program(*exact).sum(), exact), strict=True):
+        assert float((got - wanted).abs().max()) <= 0.02 * float(wanted.abs().max())
