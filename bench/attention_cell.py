@@ -8,13 +8,16 @@ fresh process, and `kept` asks for the other state (`attention_heap`). Claims an
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from optpass.bench import attention_heap
 from optpass.bench.attention import ALONE, EAGER, GPT, HAND, INDUCTOR, OP, OPTPASS, OURS
+from optpass.bench.attention_gpu import COMPILE, TIME, WHOLE
 from optpass.bench.attention_programs import ByHand, GPTCell, Handwritten, OpCell, by_hand, gpt_call, op_call
 from optpass.bench.clocks import Call
 from optpass.bench.gpu_lock import GpuLock
@@ -37,6 +40,7 @@ def measure(
     far: float,
     always: Sequence[str],
     lock: str | None = None,
+    part: str = WHOLE,
 ) -> dict[str, Any]:
     """Time all cases of a cell.
 
@@ -46,10 +50,11 @@ def measure(
         far, always: see `compare`.
         lock: on a GPU, the file that whoever runs there has locked.
         kept: on a CPU, with buffers kept by the C library's heap rather than as a fresh process has them.
+        part: on a GPU, what of it is to be done: `attention_gpu`'s `WHOLE`, `COMPILE` or `TIME`.
 
     Returns:
         `samples`: seconds per call, by case, the baseline's first; empty where less than optpass and one other fit.
-        `stopped`: see `Comparison`. `left_out`: cases that a GPU's memory does not hold.
+        `stopped`: see `Comparison`. `left_out`: cases that a GPU's memory does not hold. Nothing for `COMPILE`.
     """
     device: str = cell["device"]
     if kept:
@@ -64,23 +69,52 @@ def measure(
         return {"samples": found.samples, "stopped": found.stopped, "left_out": []}
     assert lock is not None
     alone = _LOCKS.get(lock) or _LOCKS.setdefault(lock, GpuLock(lock))
+    name = json.dumps([kind, dict(cell)])
     try:
-        fitting = [ready for case in cases if (ready := _ready(case, alone)) is not None]
-        left_out = [case.name for case in cases if case.name not in [ready.name for ready in fitting]]
-        if OURS in left_out or len(fitting) < 2:
-            return {"samples": {}, "stopped": "budget", "left_out": left_out}
-        with alone:
-            found = compare(
-                fitting, rounds=rounds, budget_s=budget_s, tolerance=tolerance, device=device, warmup=WARMUP[device],
-                seed=seed, far=far, always=always,
-            )  # fmt: skip
-        return {"samples": found.samples, "stopped": found.stopped, "left_out": left_out}
+        if part != TIME:
+            _HELD[name] = _Compiled.of(cases, alone)
+        if part == COMPILE:
+            return {}
+        return _timed(
+            _HELD.pop(name), alone, rounds=rounds, budget_s=budget_s, tolerance=tolerance, device=device,
+            warmup=WARMUP[device], seed=seed, far=far, always=always,
+        )  # fmt: skip
     finally:
-        fitting = []
         alone.leave()
-        torch.compiler.reset()  # the process goes on to the next cell
+        if not _HELD:  # the process goes on to the next cell
+            torch.compiler.reset()
         gc.collect()
         torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """The cases of a cell that were compiled and run, and those that a GPU's memory does not hold."""
+
+    cases: list[Case]
+    left_out: list[str]
+
+    @classmethod
+    def of(cls, cases: Sequence[Case], alone: GpuLock) -> _Compiled:
+        fitting = [ready for case in cases if (ready := _ready(case, alone)) is not None]
+        return cls(fitting, [case.name for case in cases if case.name not in [ready.name for ready in fitting]])
+
+    @property
+    def is_enough(self) -> bool:
+        return OURS not in self.left_out and len(self.cases) > 1
+
+
+def _timed(ready: _Compiled, alone: GpuLock, **how: Any) -> dict[str, Any]:
+    """What `measure` returns, of cases that are compiled."""
+    if not ready.is_enough:
+        return {"samples": {}, "stopped": "budget", "left_out": ready.left_out}
+    with alone:
+        found = compare(ready.cases, **how)
+    return {"samples": found.samples, "stopped": found.stopped, "left_out": ready.left_out}
+
+
+#: Of this process, by the cell, compiled and not timed yet.
+_HELD: dict[str, _Compiled] = {}
 
 
 def op_cases(cell: OpCell, seed: int) -> Sequence[Case]:
