@@ -6,6 +6,9 @@ backward; where it could not be, only the sizes of what it returned are known, a
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, prod
@@ -49,6 +52,7 @@ class EagerLoss:
         leaves: parameters that it reads.
         kept_bytes: what its results hold that the caller keeps.
         reads_outputs: its backward reads outputs of the compiled graph.
+        gone: where it does, bytes of each of the others that were released before.
         between: places of nodes that it is between.
         early_bytes: most that the operators allocate at one time that ran before a graph without gradients did, where
             they run once more on what that has returned.
@@ -60,6 +64,7 @@ class EagerLoss:
     backward_bytes: int = 0
     leaves: tuple[torch.Tensor, ...] = field(default=(), compare=False, repr=False)
     reads_outputs: bool = False
+    gone: tuple[int, ...] = ()
     kept_bytes: int = 0
     between: tuple[float, float] = field(default=(-inf, inf), compare=False, repr=False)
     early_bytes: int = field(default=0, compare=False, repr=False)
@@ -75,7 +80,14 @@ class EagerLoss:
             forward_bytes=_in_proportion(self.forward_bytes, line.forward(), line.forward(sizes)),
             held_bytes=_in_proportion(self.held_bytes, line.held(), line.held(sizes)),
             backward_bytes=_in_proportion(self.backward_bytes, line.backward(), line.backward(sizes)),
+            gone=(),  # which are these is not known
         )
+
+    def reading(self, other: EagerLoss) -> EagerLoss:
+        """The same, reading what either of the two reads of the outputs."""
+        reads = [loss for loss in (self, other) if loss.reads_outputs]
+        gone = functools.reduce(operator.and_, [Counter(loss.gone) for loss in reads]) if reads else Counter[int]()
+        return replace(self, reads_outputs=bool(reads), gone=tuple(sorted(gone.elements())))
 
 
 def _in_proportion(found: int, seen: int, resized: int) -> int:

@@ -5,7 +5,8 @@ A `Tail` is data about bytes, for a loss that nobody has seen yet; a `LossTail` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,8 @@ class Tail:
         kept_bytes: bytes that are there from the loss on: a number in a storage as large as what it was reduced from;
             less what other graphs' outputs were that have gone.
         early_bytes: there in the forward, and gone before the graph's backward: what an earlier call returned, too.
-        reads_outputs: the loss's backward reads the outputs, so that they are there until it has run.
+        reads_outputs: the loss's backward reads outputs, so that they are there until it has run.
+        gone: bytes of each output that is released before that all the same.
     """
 
     holds_outputs: bool = True
@@ -41,6 +43,7 @@ class Tail:
     kept_bytes: int = 0
     reads_outputs: bool = False
     early_bytes: int = 0
+    gone: tuple[int, ...] = ()
 
     @classmethod
     def of_checkpoint(cls, outputs: int) -> Tail:
@@ -49,18 +52,25 @@ class Tail:
         to."""
         return cls(False, early_bytes=outputs + 2 * GENERATOR_BYTES)
 
+    def released(self, outputs: int) -> int:
+        """Bytes of `outputs` bytes that are gone when the loss runs backward."""
+        if self.holds_outputs:
+            return 0
+        return min(outputs, sum(self.gone)) if self.reads_outputs else outputs
+
     def beside(self, tangents: int, outputs: int) -> int:
         """Most bytes between forward and backward, beside `outputs` bytes and `tangents` bytes of their gradients;
         negative where some of these are never there together."""
-        released = 0 if self.holds_outputs or self.reads_outputs else outputs
-        later = max(self.saved_bytes + self.backward_bytes - tangents, 0) - released
+        later = max(self.saved_bytes + self.backward_bytes - tangents, 0) - self.released(outputs)
         return self.kept_bytes + max(self.forward_bytes - tangents, later)
 
     def after_forward(self, outputs: list[Any], storages: Storages) -> list[Any]:
         """The forward has returned `outputs`; what lives until the backward of the loss."""
         storages.live += self.kept_bytes
         storages.mark("loss", self.forward_bytes)
-        return list(outputs) if self.holds_outputs or self.reads_outputs else []
+        if self.holds_outputs:
+            return list(outputs)
+        return _without(outputs, self.gone) if self.reads_outputs else []
 
     def before_backward(self, tangents: list[torch.Tensor], held: list[Any], storages: Storages) -> None:
         """Before the backward runs, with the gradients of the outputs."""
@@ -104,6 +114,18 @@ class LossTail(Tail):
             del value  # its graph ends in the leaves, as the caller's does not
         storages.add_all(tangents)
         storages.mark("tangents")
+
+
+def _without(outputs: list[Any], gone: Sequence[int]) -> list[Any]:
+    """`outputs` less those of so many bytes each, as far as there are such; they may share their storages."""
+    tensors = [o for o in outputs if isinstance(o, torch.Tensor)]
+    sizes = {o.untyped_storage()._cdata: o.untyped_storage().nbytes() for o in tensors}
+    left, dropped = Counter(gone), set()
+    for key, size in sizes.items():
+        if left[size]:
+            left[size] -= 1
+            dropped.add(key)
+    return [o for o in outputs if not isinstance(o, torch.Tensor) or o.untyped_storage()._cdata not in dropped]
 
 
 def _trains(value: Any) -> bool:

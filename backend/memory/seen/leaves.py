@@ -147,11 +147,10 @@ class Leaf:
         self.retained = max(self.retained, loss.backward_bytes) if retained else self.retained
         self.keeps_graph = self.keeps_graph if self.keeps_graph is None else self.keeps_graph or retained
         self.loss = replace(
-            loss,
+            loss.reading(self.loss),
             forward_bytes=max(0, *(s.in_loss - s.most for s in seen)),
             held_bytes=max(self.loss.held_bytes, loss.held_bytes),
             backward_bytes=max(self.retained, self._fullest().behind),
-            reads_outputs=self.loss.reads_outputs or loss.reads_outputs,
         )
         self.since_loss = max(s.since_loss or 0 for s in seen)
 
@@ -195,7 +194,9 @@ class Leaf:
         if self.again:  # the loss has run backward before anything but outputs is there
             return Tail.of_checkpoint(self.outputs)
         old = int(self.old * sizes.most)
-        return Tail(self.keeps_outputs, max(0, forward), 0, max(0, backward), kept, seen.reads_outputs, old)
+        return Tail(
+            self.keeps_outputs, max(0, forward), 0, max(0, backward), kept, seen.reads_outputs, old, seen.gone
+        )  # fmt: skip
 
     def latest(self) -> Leaf:
         """What stands for it now."""

@@ -122,7 +122,8 @@ def loss_behind(
     )
     # Whoever held them then: operators, or a checkpoint that reads them again.
     read = len(run.let_go) > run.let_go_before
-    found = replace(found, reads_outputs=found.reads_outputs or read)
+    gone = tuple(sorted(size for _, size in run.let_go[: run.let_go_before]))
+    found = replace(found, reads_outputs=found.reads_outputs or read, gone=gone)
     leaf.inputs.keep((one.key, one.storage) for nodes in known.values() for one in nodes.outside)
     leaf.know(found.leaves)
     # What later graphs have made for this one waits while its own loss runs backward.

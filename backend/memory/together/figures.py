@@ -58,7 +58,8 @@ def present_of(leaf: Leaf) -> Choice:
     # Outputs that are saved, too, do not go when the caller lets go of them.
     released = min(leaf.outputs, max(0, handed - sum(outcome.replayed.saved_bytes.values())))
     handed = leaf.outputs if leaf.again else handed
-    later = handed if leaf.loss.reads_outputs else handed - max(0, released - lent)
+    released = min(released, sum(leaf.loss.gone)) if leaf.loss.reads_outputs else released
+    later = handed - max(0, released - lent)
     forward, backward = _own_peaks(leaf, outcome.replayed, lent)
     return Choice(backward, max(leaf.held, 0), seconds, handed, later, forward)
 
@@ -100,7 +101,7 @@ def choices_for(leaf: Leaf, *, waits: bool, handed_on: bool, brief: bool) -> lis
         outputs = sum(problem.storages[s].bytes for s in problem.forward_outputs)
         between, problem.outputs_held = tail.beside(tangents, outputs), tail.holds_outputs
         problem.kept = tail.kept_bytes
-        released = 0 if tail.holds_outputs or tail.reads_outputs else outputs
+        released = tail.released(outputs)
     less = max(0, partitioner.counted - replayed.peak_bytes) if partitioner.executor == "inductor" else 0
     around = Around(less, released, _given(leaf, problem) if handed_on else {})
     choices = choices_of(search, between, around, waits=waits and not leaf.again, brief=brief)
