@@ -158,10 +158,14 @@ def made(programs: list[Program], train: bool) -> list[torch.Tensor]:
     return [value.requires_grad_(train) if value.is_floating_point() else value for value in values]
 
 
-def assert_right(name: str, ours: torch.Tensor, exact: torch.Tensor) -> None:
-    size = float(exact.nan_to_num().abs().max())
+def assert_right(name: str, ours: torch.Tensor, exact: torch.Tensor, eager: torch.Tensor) -> None:
+    """To 1e-5 of the largest element; the gradient of a number is a sum whose terms may cancel, and as exact as eager
+    mode's then, but for a few roundings."""
+    allowed = 1e-5 * float(exact.nan_to_num().abs().max())
+    if exact.dim() == 0:
+        allowed = max(allowed, 4 * float((eager.double() - exact).nan_to_num().abs()))
     torch.testing.assert_close(
-        ours.double(), exact, rtol=0, atol=1e-5 * size, equal_nan=True, msg=lambda text: f"{name}: {text}"
+        ours.double(), exact, rtol=0, atol=allowed, equal_nan=True, msg=lambda text: f"{name}: {text}"
     )
 
 
@@ -170,13 +174,14 @@ def assert_all_right(programs: list[Program], train: bool, harness: Any) -> None
     function, inputs = together(programs), made(programs, train)
     compiled = torch.compile(function, backend="optpass", fullgraph=True, dynamic=False, options=OPTIONS)
     ours, exact = harness.run(function, inputs, compiled), harness.in_double(function, inputs)
+    eager = harness.run(function, inputs)
     assert build_report().graphs[0].inner == "inductor"
-    for program, out, reference in zip(programs, ours.outputs, exact.outputs, strict=True):
-        assert_right(program.name, out, reference)
+    for program, out, reference, own in zip(programs, ours.outputs, exact.outputs, eager.outputs, strict=True):
+        assert_right(program.name, out, reference, own)
     names = [f"{program.name}: input {i}" for program in programs for i in range(len(program.inputs))]
     assert ours.grads.keys() == exact.grads.keys() and bool(ours.grads) is train
     for key, grad in exact.grads.items():
-        assert_right(names[int(key.split()[1])], ours.grads[key], grad)
+        assert_right(names[int(key.split()[1])], ours.grads[key], grad, eager.grads[key])
 
 
 @pytest.mark.slow

@@ -84,3 +84,26 @@ def test_cudnn_is_called_without_python(causal: bool, pytestconfig: pytest.Confi
     exact = [t.detach().double().requires_grad_() for t in operands]
     for got, wanted in zip(ours, torch.autograd.grad(program(*exact).sum(), exact), strict=True):
         assert float((got - wanted).abs().max()) <= 0.02 * float(wanted.abs().max())
+
+
+@pytest.mark.parametrize("causal", (False, True))
+def test_results_are_not_copied(causal: bool, pytestconfig: pytest.Config) -> None:
+    """In float32 the kernel writes another order of dims than the program returns."""
+    from torch._inductor.utils import run_and_get_code
+
+    device = pytestconfig.option.device
+
+    def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        scores = q @ k.mT / 8
+        if causal:
+            scores = scores.masked_fill(torch.ones(512, 512, dtype=torch.bool, device=device).triu(1), -torch.inf)
+        return torch.softmax(scores, -1) @ v
+
+    operands = [torch.randn(2, 4, 512, 64, device=device) for _ in range(3)]
+    with torch.no_grad():
+        call = torch.compile(program, backend="optpass", options={"attention": "always"})
+        ours, codes = run_and_get_code(call, *operands)
+    assert "_attention" in codes[-1] and "triton_poi" not in codes[-1]
+    assert ours.is_contiguous()
+    wanted = program(*(t.double() for t in operands))
+    assert float((ours - wanted).abs().max()) <= 1e-5 * float(wanted.abs().max())
