@@ -118,7 +118,7 @@ def _compile(
             inner.cache_outcome(session.record),
             compat.autograd_cache_keys(functools.partial(kept.wanted, memory)) as keys,
         ):
-            compiled = inner.compile_with(serving, gm, example_inputs, resolved, mode, session.hooks)
+            compiled = compat.undisabled(inner.compile_with(serving, gm, example_inputs, resolved, mode, session.hooks))
     except BudgetInfeasibleError as error:
         STEPS.forget()
         if not trial and case.share is None and _could_be_swapped(resolved, session.record):

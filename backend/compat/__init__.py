@@ -36,6 +36,7 @@ from optpass.backend.compat.dynamo import reset_dynamo as reset_dynamo
 from optpass.backend.compat.dynamo import tensors_of_call as tensors_of_call
 from optpass.backend.compat.dynamo import trace_artifact as trace_artifact
 from optpass.backend.compat.dynamo import tracing as tracing
+from optpass.backend.compat.dynamo import undisabled as undisabled
 from optpass.backend.compat.dynamo import without_saved_tensors_hooks as without_saved_tensors_hooks
 from optpass.backend.compat.inductor import HAS_PASS_HOOKS as HAS_PASS_HOOKS
 from optpass.backend.compat.inductor import Compiled as Compiled

@@ -189,3 +189,12 @@ def reset_dynamo() -> None:
 def disable_dynamo(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn`, never traced by Dynamo."""
     return torch._dynamo.disable(fn)  # type: ignore[no-any-return, no-untyped-call, unused-ignore]
+
+
+def undisabled(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """What `disable_dynamo` was given; `fn` itself where it is none of its results.
+
+    Dynamo disables itself around whatever a backend returns, so that inside of that it would do so twice at every call.
+    """
+    inner: Callable[..., Any] | None = getattr(fn, "_torchdynamo_orig_callable", None)
+    return fn if inner is None or not getattr(fn, "_torchdynamo_disable", False) else inner
