@@ -12,7 +12,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
 
@@ -73,6 +73,11 @@ class Options(BaseModel):
         description="Most bytes that a training step may have allocated on its device at any time: parameters, "
         "buffers, optimizer state, gradients, inputs, saved tensors and temporaries. An int, '20GiB', '500MB', or "
         "'80%' of the memory of the option `device` or of the GPU that the graph runs on.",
+    )
+    offload: Literal["auto", "off"] = Field(
+        default="auto",
+        description="Whether a memory budget may have saved tensors in the host's memory between forward and backward: "
+        "'auto', where a GPU's link to the host moves them behind the computing and that saves recomputing; or 'off'.",
     )
     optimizer: str | None = Field(
         default=None,
@@ -284,6 +289,7 @@ def _wanted(key: str) -> str:
         "disable_passes": "a list of pass names",
         "strict": "a boolean",
         "device": "a device name such as 'h200'",
+        "offload": "'auto' or 'off'",
         "report": "a path",
         "inductor": "a table of torch._inductor.config settings",
         "optimizer": "the name of an optimizer such as 'adamw'",

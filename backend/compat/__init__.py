@@ -53,6 +53,7 @@ from optpass.backend.compat.inductor import lays_out_convolutions as lays_out_co
 from optpass.backend.compat.inductor import min_cut_partition as min_cut_partition
 from optpass.backend.compat.inductor import mode_patches as mode_patches
 from optpass.backend.compat.inductor import modes as modes
+from optpass.backend.compat.inductor import runs_beside as runs_beside
 from optpass.backend.compat.inductor import triton_problem as triton_problem
 from optpass.backend.compat.memory_names import budget_problem as budget_problem
 from optpass.backend.compat.schedule import buffer_layout as buffer_layout

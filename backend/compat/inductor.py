@@ -77,6 +77,13 @@ def lays_out_convolutions() -> bool:
     return bool(getattr(inductor_config(), "layout_optimization", False))
 
 
+def runs_beside() -> bool:
+    """Whether Inductor's present settings leave operators their own streams, and call them from Python: not inside of
+    CUDA graphs, nor from C++."""
+    config = inductor_config()
+    return not (getattr(config, "cpp_wrapper", False) or getattr(config.triton, "cudagraphs", False))
+
+
 def mode_patches(mode: str, dynamic: bool | None = None) -> dict[str, Any]:
     """What `torch.compile(mode=...)` means to Inductor. `RuntimeError` for an unknown mode."""
     from torch._inductor import list_mode_options

@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from optpass.backend.compat.memory_fusion import kept_apart
+from optpass.passes.memory.transfers import OPERATORS
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,8 @@ def _reordering(original: Callable[..., Any], memory: Any, improve: Improve) -> 
         **others: Any,
     ) -> Any:  # fmt: skip
         found = original(nodes, name_to_buf, name_to_fused_node, graph_inputs, graph_outputs, *more, **others)
+        if any(_is_transfer(node) for node in nodes):
+            found = list(nodes)
         inputs = memory.get_freeable_input_buf(found, graph_inputs)
         try:
             kernels = _kernels(found, inputs, graph_outputs)
@@ -96,6 +99,7 @@ def _kernels(
     """A schedule in numbers, from what Inductor noted when it planned for memory."""
     number = {node: i for i, node in enumerate(nodes)}
     before = [frozenset(number[p] for p in node.mpi_node.pred_nodes if p in number) for node in nodes]
+    before = held_in_place(before, [i for i, node in enumerate(nodes) if _is_transfer(node)])
     fuses = [not node.is_extern() and not node.is_template() for node in nodes]
 
     views = _views(nodes)
@@ -118,6 +122,24 @@ def _kernels(
         made = [buffer for buffer in node.get_outputs() if buffer.get_name() not in inside]
         buffers += [described(buffer, i, buffer.get_name() in outputs) for buffer in made]
     return before, buffers, fuses
+
+
+def held_in_place(before: Sequence[frozenset[int]], fixed: Sequence[int]) -> list[frozenset[int]]:
+    """What must precede each kernel where those at the places `fixed` stay where they are among all others: copies to
+    the host and back begin and end where the plan has them, not where memory is shortest."""
+    found, last = list(before), -1
+    for place in (*fixed, len(before)):
+        for kernel in range(last + 1, place):
+            found[kernel] |= {last} if last >= 0 else set()
+        if place < len(before):
+            found[place] |= set(range(max(last, 0), place))
+        last = place
+    return found
+
+
+def _is_transfer(node: Any) -> bool:
+    """Whether a kernel begins or ends a copy to the host or back."""
+    return getattr(getattr(node, "node", None), "op_overload", None) in OPERATORS
 
 
 def _views(nodes: Sequence[Any]) -> dict[str, list[Any]]:

@@ -61,7 +61,7 @@ def partitioner_of(
     if problem is not None:
         return None, f"the option 'memory_budget' has no effect with this version of torch: {problem}"
     partitioner = BudgetPartitioner(budget, device, "inductor" if inner == "inductor" else "graph")
-    partitioner.relief = relief
+    partitioner.relief, partitioner.offloads = relief, options.offload == "auto"
     return partitioner, ""
 
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from optpass.backend.memory.partition.partitioner import BudgetPartitioner
-from optpass.passes.memory.plan import MemoryPlan, Recomputed
+from optpass.passes.memory.plan import MemoryPlan, Recomputed, Tensor
 from optpass.reporting import store
 from optpass.reporting.model import PassRecord, Site
-from optpass.units import format_bytes
+from optpass.units import format_bytes, format_seconds
 
 #: Sites of recomputed tensors in the report, the largest.
 MAX_SITES = 200
@@ -29,15 +29,20 @@ def record_of(partitioner: BudgetPartitioner, seconds: float = 0.0) -> PassRecor
         "unconstrained_bytes": float(plan.unconstrained_bytes),
         "predicted_slowdown": plan.slowdown,
     }
+    if plan.offloaded:
+        figures |= {"offloaded_bytes": float(_moved(plan)), "transfer_seconds": plan.transfer_seconds}
     summary = Site(kind="memory budget", reason=_summary(plan, partitioner.outcome.notes), cost=figures)
     partitioner.outcome.filed = summary
-    unchanged = not plan.recomputed  # a plan that holds less for others' sake may have a larger peak itself
+    unchanged = (
+        not plan.recomputed and not plan.offloaded
+    )  # a plan that holds less for others' sake may have a larger peak itself
     record = PassRecord(name="memory", stage="joint", seconds=seconds)
     if unchanged:
         record.declined.append(summary)
     else:
         record.applied.append(summary)
         record.applied.extend(_site(item) for item in plan.recomputed[:MAX_SITES])
+        record.applied.extend(_site_of_offload(item) for item in plan.offloaded[:MAX_SITES])
     return record
 
 
@@ -87,7 +92,32 @@ def _summary(plan: MemoryPlan, notes: Sequence[str]) -> str:
         f"predicted peak {peak} of a budget of {budget}; the smallest peak of any plan is {about}"
         f"{format_bytes(plan.floor_bytes)}; recomputing costs {100 * (plan.slowdown - 1):.1f}% of the step"
     )
+    if plan.offloaded:
+        number, size = len(plan.offloaded), format_bytes(_moved(plan))
+        said += (
+            f"; {number} saved tensor{'s are' if number > 1 else ' is'} in host memory between forward and backward "
+            f"({size}), copied behind the computing in {format_seconds(plan.transfer_seconds)}"
+        )
     return "; ".join((said, *notes))
+
+
+def _moved(plan: MemoryPlan) -> int:
+    return sum(item.bytes for item in plan.offloaded)
+
+
+def _site_of_offload(item: Tensor) -> Site:
+    return Site(
+        kind="offload",
+        file=item.file,
+        line=item.line,
+        module=item.module,
+        node=item.node,
+        reason=f"in host memory between forward and backward, so that {format_bytes(item.bytes)} need not be kept on "
+        "the device",
+        before=f"saved {item.op} {item.shape}",
+        after="offloaded",
+        cost={"bytes": float(item.bytes)},
+    )
 
 
 def _site(item: Recomputed) -> Site:

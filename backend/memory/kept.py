@@ -95,6 +95,7 @@ def _read(content: Mapping[str, Any], sources: Sequence[Source]) -> tuple[Memory
             "ledger": Ledger(**plan["ledger"]),
             "saved": tuple(_moved(Tensor(**item), moved) for item in plan["saved"]),
             "recomputed": tuple(_moved(Recomputed(**item), moved) for item in plan["recomputed"]),
+            "offloaded": tuple(_moved(Tensor(**item), moved) for item in plan["offloaded"]),
             "curve": tuple(CurvePoint(**point) for point in plan["curve"]),
         }
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from optpass.passes.devices import DeviceSpec
-from optpass.passes.memory.offload import Offloaded, hidden_offloads
+from optpass.passes.memory.offload import Host, Offloaded, hidden_offloads
 from optpass.passes.memory.plan import MemoryPlan, Recomputed, Tensor
 from optpass.passes.roofline.price import device_record
 from optpass.planning.solve import Chosen, StepPlanner
@@ -96,7 +96,7 @@ def _offload(
     if link is None or device.kind == "cpu" or len(planner.graphs) != 1:
         return None
     graph, one = planner.graphs[0], chosen[0]
-    moved: tuple[Offloaded, ...] = hidden_offloads(graph.search.schedule, one.timeline, link)
+    moved: tuple[Offloaded, ...] = hidden_offloads(graph.search.schedule, one.timeline, Host(link))
     by_storage = {t.node: t for t in plan.saved}
     tensors = []
     for item in moved:

@@ -27,7 +27,7 @@ def live_at_peak(schedule: Schedule, timeline: Timeline) -> tuple[list[int], int
     in_backward = int(backward.max(initial=0))
     workspace = 0
     if max(in_forward, in_backward) < timeline.boundary:
-        found: Iterable[int] = {*timeline.saved, *problem.forward_outputs}
+        found: Iterable[int] = {*timeline.saved, *problem.forward_outputs} - {o.storage for o in timeline.offloaded}
     elif in_forward >= in_backward:
         at = int(forward.argmax())
         found = _live_in_forward(schedule, timeline, at)
@@ -42,7 +42,8 @@ def live_at_peak(schedule: Schedule, timeline: Timeline) -> tuple[list[int], int
 
 
 def _live_in_forward(schedule: Schedule, timeline: Timeline, at: int) -> list[int]:
-    kept = {*timeline.saved, *schedule.problem.forward_outputs}
+    gone = {item.storage for item in timeline.offloaded if item.gone < at}
+    kept = {*timeline.saved, *schedule.problem.forward_outputs} - gone
     made: dict[int, int] = {}
     for position, index in enumerate(schedule.order[: at + 1]):
         for s in schedule.operations[index].outputs:
@@ -56,10 +57,11 @@ def _live_in_backward(schedule: Schedule, timeline: Timeline, at: int) -> list[i
     problem = schedule.problem
     lasting = {*problem.forward_outputs, *problem.backward_outputs}
     found = [*problem.forward_outputs, *(s.index for s in problem.storages if s.tangent)]
+    away = {timeline.saved[item.storage] for item in timeline.offloaded if item.back > at}
     for instance, s in enumerate(timeline.storage):
         born, last = timeline.birth[instance], timeline.last[instance]
-        if (born < 0 and last < 0) or not timeline.bytes[instance]:
-            continue  # kept by the state, and never read; or never stored
+        if (born < 0 and last < 0) or not timeline.bytes[instance] or instance in away:
+            continue  # kept by the state, and never read; or never stored; or not back yet
         if born <= at and (last >= at or s in lasting):
             found.append(s)
     return found
@@ -91,9 +93,15 @@ def ledger(
 
 
 def saved_tensors(problem: Problem, timeline: Timeline) -> tuple[Tensor, ...]:
-    """Tensors that the plan keeps from the forward, largest first."""
-    kept = [problem.storages[s] for s in timeline.saved if s not in problem.forward_outputs]
+    """Tensors that the plan keeps on the device from the forward, largest first."""
+    elsewhere = {*problem.forward_outputs, *(item.storage for item in timeline.offloaded)}
+    kept = [problem.storages[s] for s in timeline.saved if s not in elsewhere]
     return tuple(tensor_of(s) for s in _by_size(kept) if s.bytes)
+
+
+def offloaded_tensors(problem: Problem, timeline: Timeline) -> tuple[Tensor, ...]:
+    """Tensors that the plan keeps in host memory, largest first."""
+    return tuple(tensor_of(s) for s in _by_size(problem.storages[item.storage] for item in timeline.offloaded))
 
 
 def recomputed_tensors(schedule: Schedule, timeline: Timeline, base: Timeline) -> tuple[Recomputed, ...]:

@@ -3,21 +3,24 @@
 The forward stays as it is. The backward stands in the plan's order, with a copy of a forward operation wherever the
 plan computes a tensor again; what the copies and the backward read of the forward is what the plan saves, so that any
 partitioner that is told these nodes extracts the two halves. Views are taken again from their base wherever they are
-read: they never hold a storage for longer than the plan does.
+read: they never hold a storage for longer than the plan does. Of what the plan has in host memory, the copy there is
+what is saved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import fx
 
 from optpass.errors import PassError
 from optpass.passes.memory import storage as storages_of
+from optpass.passes.memory import transfers
 from optpass.passes.memory.problem import Problem
 from optpass.passes.memory.purity import draws
-from optpass.passes.memory.search.schedule import Timeline
+from optpass.passes.memory.search.timeline import Offloaded, Timeline
 
 #: Marks nodes of the backward that compute a forward tensor again.
 RECOMPUTED = "optpass_recomputed"
@@ -59,11 +62,15 @@ class _Writer:
         self._sources: dict[str, tuple[fx.Node, ...]] = {}  # what a derived node was derived from
         self._given: set[str] = set()
         self._operations = {o.node.name: o for o in problem.operations}
+        self._copies = _Copies(self.graph, bases_of(joint.graph, problem), timeline.offloaded)
 
     def write(self) -> tuple[fx.Graph, list[fx.Node]]:
         forward = self._forward()
         saved = self._saved(forward)
-        for index in self.timeline.steps:
+        for step, index in enumerate(self.timeline.steps):
+            for name, node in self._copies.back(step):
+                self.now[name] = node
+                self._given.add(name)
             operation = self.problem.operations[index]
             if operation.node.op != "output":
                 self._compute(operation.node, again=not operation.backward, alone=not operation.forward)
@@ -74,11 +81,16 @@ class _Writer:
     def _forward(self) -> dict[str, fx.Node]:
         """Everything that does not depend on a tangent, as it is; what nobody reads is dead code by the end."""
         copied: dict[str, fx.Node] = {}
+        position = 0
         for node in self.joint.graph.nodes:
             if node.op != "output" and all(a.name in copied for a in node.all_input_nodes):
                 operation = self._operations.get(node.name)
+                if operation is not None and operation.forward:
+                    self._copies.out(position - 1, copied)
+                    position += 1
                 if operation is None or not operation.backward:
                     copied[node.name] = self.graph.node_copy(node, lambda a: copied[a.name])
+        self._copies.out(position, copied)
         return copied
 
     def _saved(self, forward: dict[str, fx.Node]) -> list[fx.Node]:
@@ -91,8 +103,9 @@ class _Writer:
             given = node.op in ("placeholder", "get_attr") or (_is_size(node) and node.name in forward)
             if tensor and not given and len(roots) == 1 and roots[0] in wanted:
                 wanted.discard(roots[0])  # its first tensor is its base; views come later
-                kept.append(forward[node.name])
-                given = True
+                copy = self._copies.host(roots[0])
+                kept.append(forward[node.name] if copy is None else copy)
+                given = copy is None
             elif tensor and node.op == "placeholder" and "tangents" not in str(node.target):
                 inputs.append(forward[node.name])  # a size among the inputs is passed on with the other sizes
             if given:
@@ -158,6 +171,62 @@ class _Writer:
 
         returned = set(self.problem.backward_outputs) - set(self.problem.forward_outputs)
         self.graph.node_copy(output, value)
+
+
+class _Copies:
+    """The copies to host memory and back that a plan has, written where it has them.
+
+    Args:
+        graph: is written to.
+        bases: by storage, the node of the joint graph that is its first tensor.
+        items: of the plan.
+    """
+
+    def __init__(self, graph: fx.Graph, bases: Mapping[int, fx.Node], items: Sequence[Offloaded]) -> None:
+        self._graph, self._bases, self._items = graph, bases, items
+        self._tickets: dict[int, fx.Node] = {}
+        self._host: dict[int, fx.Node] = {}
+
+    def host(self, storage: int) -> fx.Node | None:
+        """The copy of a storage that is saved; None where that is itself."""
+        return self._host.get(storage)
+
+    def out(self, position: int, forward: Mapping[str, fx.Node]) -> None:
+        """Begin what is to begin up to a position of the forward, and end what is to end; `forward`: nodes so far."""
+        for item in sorted(self._items, key=lambda i: (i.begins, i.storage)):
+            source = forward.get(self._bases[item.storage].name)
+            if source is not None and item.begins <= position and item.storage not in self._tickets:
+                self._tickets[item.storage] = self._call(transfers.OFFLOAD, source)
+        for item in self._items:
+            if item.gone <= position and item.storage in self._tickets and item.storage not in self._host:
+                source = forward[self._bases[item.storage].name]
+                self._host[item.storage] = self._call(transfers.OFFLOADED, self._tickets[item.storage], source)
+
+    def back(self, step: int) -> Iterator[tuple[str, fx.Node]]:
+        """Begin what is to begin before a step of the backward; what has come back for it: nodes by the names of those
+        that they stand for."""
+        for item in self._items:
+            base, host = self._bases[item.storage], self._host[item.storage]
+            device = base.meta["val"].device
+            if item.back == step:
+                self._tickets[item.storage] = self._call(transfers.RELOAD, host, device)
+            if item.read == step:
+                yield base.name, self._call(transfers.RELOADED, self._tickets[item.storage], host, device)
+
+    def _call(self, target: Any, *args: Any) -> fx.Node:
+        node = self._graph.call_function(target, args)
+        node.meta["val"] = target(*fx.node.map_arg(args, lambda a: a.meta["val"]))
+        return node
+
+
+def bases_of(graph: fx.Graph, problem: Problem) -> dict[int, fx.Node]:
+    """The first tensor of each storage that the graph makes: all others of the storage are views of it."""
+    found: dict[int, fx.Node] = {}
+    for node in graph.nodes:
+        roots = problem.storage_of.get(node, ())
+        if len(roots) == 1 and storages_of.is_tensor(node):
+            found.setdefault(roots[0], node)
+    return found
 
 
 def _is_size(node: fx.Node) -> bool:

@@ -97,6 +97,8 @@ class MemoryPlan:
         step_seconds: predicted time of a step of the unconstrained plan.
         curve: plans by falling peak; slowdown never falls.
         outputs_bytes: of what the forward returns.
+        offloaded: kept in host memory meanwhile, largest first; not among `saved`.
+        transfer_seconds: predicted time on the link to the host per step, both ways together; it runs beside the step.
     """
 
     budget_bytes: int | None
@@ -111,6 +113,8 @@ class MemoryPlan:
     curve: tuple[CurvePoint, ...] = field(default=())
     outputs_bytes: int = 0
     floor_estimated: bool = False
+    offloaded: tuple[Tensor, ...] = ()
+    transfer_seconds: float = 0.0
 
     @property
     def slowdown(self) -> float:

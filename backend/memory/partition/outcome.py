@@ -58,11 +58,11 @@ def plan_of(
     base = start.recomputed_s
     top = search.unconstrained if unconstrained is None else unconstrained
     wrong = max(1.0, top / max(search.unconstrained, 1), own / max(timeline.peak, 1))
-    floor = min(int(search.least * wrong * SAFE) + engine, own) if generated else search.least + engine
+    floor = int(search.least * wrong * SAFE) + engine if generated else search.least + engine
     return MemoryPlan(
         budget_bytes=budget_bytes,
         predicted_peak_bytes=max(statics.total + own, at_optimizer),
-        floor_bytes=max(statics.total + floor, at_optimizer),
+        floor_bytes=max(statics.total + min(floor, own), at_optimizer),
         floor_estimated=generated,
         unconstrained_bytes=max(statics.total + engine + top, at_optimizer),
         ledger=ledger,
@@ -72,6 +72,8 @@ def plan_of(
         step_seconds=step + base,
         curve=_curve(search, step, statics.total),
         outputs_bytes=sum(problem.storages[s].bytes for s in problem.forward_outputs),
+        offloaded=describe.offloaded_tensors(problem, timeline),
+        transfer_seconds=sum(item.transfer_s for item in timeline.offloaded),
     )
 
 

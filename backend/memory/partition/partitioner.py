@@ -34,6 +34,7 @@ from optpass.backend.memory.partition.joint import (
     tails_of_one,
     targets_of,
 )  # fmt: skip
+from optpass.backend.memory.partition.offloading import host_of, offloaded
 from optpass.backend.memory.partition.order import least_peak
 from optpass.backend.memory.partition.outcome import Outcome, plan_of
 from optpass.backend.memory.partition.refusal import refusal
@@ -83,6 +84,7 @@ class BudgetPartitioner:
     ) -> None:
         self.budget, self.device, self.executor, self.patches = budget, device, executor, config_patches
         self.outcome = Outcome(notes=list(budget.notes))
+        self.offloads = True  #: the option allows it
         self.search: Search | None = None  #: of the graph, for plans of the step as a whole
         self.relief: Callable[[], int] = lambda: 0  #: bytes that other graphs can hold less of from the next step on
         self.sizes: list[Any] | None = None  #: symbolic sizes of the graph's tensors; None where the caches answered
@@ -200,6 +202,7 @@ class BudgetPartitioner:
         offered = self._offered(search, lambda timeline: carry_out(timeline, settings[0]), room)
         found = chooser.better(offered) if offered is not None and not self.budget.shared else offered
         found = found or chooser.best() or chooser.smallest()
+        found = self._offloaded(joint, search, lambda timeline: carry_out(timeline, settings[0]), room, found)
         relief = self.relief() if found.peak > room else 0
         if found.peak > room and (self.budget.lenient or found.peak - relief <= room):
             self.outcome.notes.append("over the budget in the first step: earlier graphs hold less from the next on")
@@ -217,11 +220,22 @@ class BudgetPartitioner:
         likely = likely and base is None and not (self.budget.shared or self.budget.lenient)
         if likely and self._needed(self._replayed_default(joint, default, kwargs)) <= room:
             return None
-        above = chooser.unused(found)
-        if above is not None and not self.budget.shared:
+        above = None if self.budget.shared or found.timeline.offloaded else chooser.unused(found)
+        if above is not None:
             needed = format_bytes(self.budget.bytes - room + above)
             self.outcome.notes.append(f"{NEXT} {needed}")
         return found
+
+    def _offloaded(
+        self, joint: fx.GraphModule, search: Search, carry_out: Callable[[Timeline], Trial], room: int, found: Trial
+    ) -> Trial:
+        """`found`, or a faster plan with tensors in host memory. Not beside other runs of the step: what they need of
+        each other is planned without."""
+        alone = not (self.budget.shared or self.budget.again or self.budget.lenient or self.budget.follow)
+        host = host_of(joint, search.problem, self.device()) if alone and self.offloads else None
+        if host is None or (found.peak <= room and not found.timeline.recomputed_s):
+            return found
+        return offloaded(search, host, carry_out, room, found, self.device().launch_s) or found
 
     def _replayed_default(self, joint: fx.GraphModule, default: Modules, kwargs: dict[str, Any]) -> StepReplay:
         self.outcome.replayed = base = self._replay(default, kwargs["num_fwd_outputs"], self.tail)

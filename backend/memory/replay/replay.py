@@ -64,6 +64,7 @@ class StepReplay:
         timeline: bytes after each operation of the step.
         lowered: where asked for, what Inductor generated for both; `compat.memory.reusing` compiles it. Large: drop it
             when both are compiled.
+        unsound: as in `Storages`: it must not be run.
     """
 
     forward_peak: int
@@ -75,6 +76,7 @@ class StepReplay:
     timeline: tuple[Moment, ...] = field(repr=False)
     lowered: tuple[inductor.Lowered, ...] = field(default=(), repr=False)
     handed_bytes: int = 0
+    unsound: bool = False
 
     @property
     def peak_bytes(self) -> int:
@@ -210,6 +212,7 @@ class _Step:
             saved_bytes=sizes,
             timeline=tuple(timeline),
             handed_bytes=handed,
+            unsound=storages.unsound,
         )
 
     def _forward(self) -> GraphRun | Wrapper:

@@ -6,6 +6,7 @@ The tensors are fake: they have sizes and share storages as real ones do, and ta
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from optpass.backend.memory.probe import library_workspace
 from optpass.backend.memory.replay.caching import CachingAllocator
+from optpass.passes.memory import transfers
 from optpass.passes.memory.workspace.workspace import op_workspace, retained_parts
 
 
@@ -37,6 +39,8 @@ class Storages:
         live: bytes allocated now, above what was there at the start.
         peak: the most there ever were; `peak_label` says what ran then.
         timeline: one `Moment` per operation.
+        unsound: something computes with what was copied to host memory, where it may not have arrived; or what is
+            copied is not kept until it is.
     """
 
     def __init__(self) -> None:
@@ -44,12 +48,16 @@ class Storages:
         self.peak = 0
         self.peak_label = ""
         self.timeline: list[Moment] = []
+        self.unsound = False
         self._known: dict[int, Any] = {}
         self._sizes: dict[int, int] = {}
         self._blocks: dict[int, int] = {}  # of those on CUDA
         self._cuda = CachingAllocator()
         self._lent: set[int] = set()
         self._only_lent = 0
+        self._coming: dict[int, torch.Tensor] = {}  # by the storages of their tickets: what is copied back to
+        self._under_way: set[tuple[int, int]] = set()  # storages of tickets, and of what is copied
+        self._host: set[int] = set()  # storages of copies in host memory
 
     def lend(self, values: list[Any]) -> None:
         """The caller holds `values` on: they count to the end, also when nobody else does any more."""
@@ -82,10 +90,55 @@ class Storages:
 
     def ran(self, label: str, target: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         """An operator has run: its new outputs are allocated, and `label` notes what it took inside itself."""
+        if target in transfers.OPERATORS:
+            self._copied(target, args, out)
+            self.mark(label)
+            return
+        self.read(args)
         self.add_all(out)
         for part, extra in retained_parts(target, args, kwargs, out):
             self.grow(part, extra)
         self.mark(label, op_workspace(target, args, kwargs, out, library_workspace))
+
+    def read(self, args: Iterable[Any]) -> None:
+        """Something computes with `args`."""
+        if self._host:
+            leaves = torch.utils._pytree.tree_leaves(list(args))
+            self.unsound |= any(isinstance(a, torch.Tensor) and self._on_host(a) for a in leaves)
+
+    def _on_host(self, tensor: torch.Tensor) -> bool:
+        return tensor.layout == torch.strided and tensor.untyped_storage()._cdata in self._host
+
+    def _copied(self, target: Any, args: Any, out: Any) -> None:
+        """Host memory never counts; what is copied back to is allocated with its ticket."""
+        begins = target in (transfers.OFFLOAD, transfers.RELOAD)
+        ticket, source = (out, args[0]) if begins else args[:2]
+        key = ticket.untyped_storage()._cdata, source.untyped_storage()._cdata
+        if begins:
+            self._under_way.add(key)
+        else:
+            self.unsound |= key not in self._under_way
+            self._under_way.discard(key)
+        if target is transfers.RELOAD:
+            with source.fake_mode:
+                memory = torch.empty_strided(source.shape, source.stride(), dtype=source.dtype, device=args[1])
+            self.add(memory)
+            self._coming[out.untyped_storage()._cdata] = memory
+        if target is transfers.RELOADED:
+            self._become(self._coming.pop(ticket.untyped_storage()._cdata), out)
+        else:
+            self.external(out)
+        if target is transfers.OFFLOADED:
+            self._host.add(out.untyped_storage()._cdata)
+
+    def _become(self, memory: torch.Tensor, out: torch.Tensor) -> None:
+        """The storage of `out` is that of `memory` from now on."""
+        key, storage = memory.untyped_storage()._cdata, out.untyped_storage()
+        size, self._sizes[key] = self._sizes[key], 0
+        self.live -= size
+        self._watch(storage, size)
+        if key in self._blocks:
+            self._blocks[storage._cdata] = self._blocks.pop(key)
 
     def add_all(self, values: Any) -> None:
         """`add` for each tensor in a nest of lists and tuples."""
@@ -121,6 +174,7 @@ class Storages:
 
     def _release(self, key: int) -> None:
         del self._known[key]
+        self._host.discard(key)
         size = self._sizes.pop(key)
         block = self._blocks.pop(key, None)
         if block is not None and key not in self._lent:

@@ -95,6 +95,7 @@ class _Kernel:
         self.name = "kernel"
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self._storages.read(args)
         self._storages.mark(self.name)
 
     def __getattr__(self, name: str) -> Any:

@@ -15,6 +15,7 @@ from optpass.backend.compat.memory_backward import Held
 from optpass.backend.memory.eager.timeline import Shapes
 from optpass.backend.memory.replay.tail import GENERATOR_BYTES
 from optpass.backend.memory.seen.leaves import Leaf, Stores
+from optpass.passes.memory.transfers import is_on_host
 
 
 @dataclass(eq=False)
@@ -137,7 +138,7 @@ def _note(let_go: list[tuple[int, int]], size: int, _: Any) -> None:
 
 def own_storages(saved: Iterable[torch.Tensor], made: Stores, given: Stores) -> Stores:
     """What was made in a run and is neither an output nor an input, of what it has saved."""
-    own = Stores(saved)
+    own = Stores(tensor for tensor in saved if not is_on_host(tensor))
     own.drop(made)
     own.drop(given)
     return own

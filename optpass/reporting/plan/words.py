@@ -171,7 +171,7 @@ def range_facts(plan: PlanReport) -> list[tuple[str, str]]:
 
 
 def offload_sentence(plan: PlanReport) -> str:
-    """What moving saved tensors to the host would do; empty where the link is not known."""
+    """What having saved tensors in host memory does, in a run with a budget; empty where the link is not known."""
     record = plan.offload
     if record is None:
         return ""

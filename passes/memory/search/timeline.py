@@ -14,6 +14,29 @@ import numpy as np
 from optpass.passes.memory.search.fused import Bytes, Steps
 
 
+@dataclass(frozen=True)
+class Offloaded:
+    """A saved storage that is in host memory between its last use in the forward and its first in the backward.
+
+    Attributes:
+        storage: its storage.
+        bytes: of it.
+        transfer_s: seconds on the link, both ways together.
+        begins: position in the forward behind which its copy begins.
+        gone: position in the forward behind which it takes no more of the device's memory.
+        back: step of the backward before which its memory is there again, and is copied to.
+        read: step that first reads it.
+    """
+
+    storage: int
+    bytes: int
+    transfer_s: float
+    begins: int
+    gone: int
+    back: int
+    read: int
+
+
 @dataclass
 class Timeline:
     """One backward as it would run. Of most that a search looks at, only the peak and the seconds are ever read: lists
@@ -30,6 +53,7 @@ class Timeline:
         inside: for each step, whether its result is computed inside its readers.
         values: the steps with the instances that they make and read.
         lasts: `last`, as an array.
+        offloaded: those of `saved` that are in host memory meanwhile, in the order in which they come back.
     """
 
     anchored: Bytes
@@ -43,6 +67,7 @@ class Timeline:
     inside: list[bool]
     values: Steps
     lasts: Bytes
+    offloaded: tuple[Offloaded, ...] = ()
 
     @property
     def steps(self) -> Sequence[int]:

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import fx
 
+from optpass.passes.memory import offload, transfers
 from optpass.passes.memory.emit import RECOMPUTED, rewrite
 from optpass.passes.memory.search.schedule import Schedule, State
 from optpass.passes.memory.search.search import Search
+from optpass.passes.memory.storage import view_base
 
 
 def inputs_of(graph, seed):
@@ -63,6 +65,43 @@ def test_copies_are_marked_and_stand_behind_the_forward(joints, programs):
     outputs = next(n for n in reversed(written.graph.nodes) if n.op == "output").args[0]
     assert len(copies) == sum(not problem.operations[i].backward for i in timeline.steps)
     assert min(order[n] for n in copies) > order[outputs[0]]
+
+
+def _computing(nodes):
+    """Those of `nodes` that compute, and what computes with views among them."""
+    views = [n for n in nodes if view_base(n) is not None]
+    return [n for n in nodes if n not in views] + [n for view in views for n in _computing(view.users)]
+
+
+@pytest.mark.parametrize("name", ["stack", "outside", "chain", "branches"])
+def test_copies_to_the_host_stand_where_the_plan_has_them(joints, programs, monkeypatch, name):
+    monkeypatch.setattr(offload, "SMALLEST", 1)
+    joint = joints[name][2]
+    module = fx.GraphModule(torch.nn.Module(), joint.graph)
+    problem = programs.problem_of(joint)
+    search = Search(problem)
+    inputs = inputs_of(joint.graph, 3)
+    wanted = run(module, inputs)
+    points = search.way.points
+    for point in (points[0], points[-1]):
+        base = search.schedule.run(search.state_at(point.moves))
+        timeline = offload.moved(base, offload.hidden_offloads(search.schedule, base, offload.Host(1e11)))
+        written, saved = rewrite(module, problem, timeline)
+        assert all(torch.equal(a, b) for a, b in zip(run(written, inputs), wanted, strict=True))
+        copies = [node for node in saved if node.target is transfers.OFFLOADED]
+        assert len(copies) == len(timeline.offloaded) and (copies or point is not points[0])
+        written.graph.eliminate_dead_code()
+        order = {n: i for i, n in enumerate(written.graph.nodes)}
+        for host in copies:
+            ticket, source = host.args
+            assert ticket.target is transfers.OFFLOAD and ticket.args == (source,) and source not in saved
+            (come,) = [n for n in host.users if n.target is transfers.RELOADED]
+            assert come.args[0].target is transfers.RELOAD and come.args[0].args == (host, come.args[2])
+            assert order[source] < order[ticket] < order[host] < order[come.args[0]] < order[come]
+            readers = [n for n in source.users if n not in (ticket, host)]
+            assert all(
+                order[n] < order[host] for n in _computing(readers)
+            )  # whoever comes later reads what has come back
 
 
 def test_the_joint_graph_is_left_as_it_is(joints, programs):
