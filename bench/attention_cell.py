@@ -7,9 +7,10 @@ fresh process, and `kept` asks for the other state (`attention_heap`). Claims an
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,11 +105,22 @@ class _Compiled:
         return OURS not in self.left_out and len(self.cases) > 1
 
 
+@contextlib.contextmanager
+def _frozen() -> Iterator[None]:
+    """What there is, kept from the collector, which runs before each round: going through it takes longer than one."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def _timed(ready: _Compiled, alone: GpuLock, **how: Any) -> dict[str, Any]:
     """What `measure` returns, of cases that are compiled."""
     if not ready.is_enough:
         return {"samples": {}, "stopped": "budget", "left_out": ready.left_out}
-    with alone:
+    with alone, _frozen():
         found = compare(ready.cases, **how)
     return {"samples": found.samples, "stopped": found.stopped, "left_out": ready.left_out}
 

@@ -27,9 +27,8 @@ from optpass.bench.worker import Worker
 GRACE_S = 40.0
 #: Seconds that a cell may take, with compiling and waiting for its turn.
 CELL_S = 300.0
-#: Processes at most: each has a context on the GPU, and operands. Where one times while others compile, each has three
-#: processors for itself and its compilers.
-SIDE_BY_SIDE, PROCESSORS = 8, 3
+#: Processes at most: each has a context on the GPU, and operands; and two processors, for itself and its compilers.
+SIDE_BY_SIDE, PROCESSORS = 8, 2
 #: Short cells that one process holds compiled: each compiles one function twice or three times, and Dynamo leaves what
 #: it has compiled eight times in a process.
 HELD = 3
@@ -61,7 +60,7 @@ def measured(
     environ = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": str(Path(folder) / "triton")}
     environ["TORCHINDUCTOR_COMPILE_THREADS"] = "2"  # each
     with contextlib.ExitStack() as stack:
-        count = max(1, min(SIDE_BY_SIDE, usable_cores() // 2))
+        count = max(1, min(SIDE_BY_SIDE, usable_cores() // PROCESSORS))
         workers = [stack.enter_context(Worker(target, environ=environ, calls=1_000_000)) for _ in range(count)]
         pool = _Pool(workers, ends, progress)
         for wave in _waves(cells, HELD * count):
@@ -94,7 +93,7 @@ class _Pool:
                 self.found[cell.name] = self._call(worker, cell, WHOLE)
                 self.progress.step(cell.name, 1)
 
-        _at_once(work, self.workers[: max(1, usable_cores() // PROCESSORS)])
+        _at_once(work, self.workers)
 
     def one_after_another(self, cells: Sequence[Cell]) -> None:
         """All are compiled before the first is timed."""
