@@ -120,8 +120,10 @@ def _timed(ready: _Compiled, alone: GpuLock, **how: Any) -> dict[str, Any]:
     """What `measure` returns, of cases that are compiled."""
     if not ready.is_enough:
         return {"samples": {}, "stopped": "budget", "left_out": ready.left_out}
-    with alone, _frozen():
-        found = compare(ready.cases, **how)
+    with alone:
+        with _frozen():
+            found = compare(ready.cases, **how)
+        torch.cuda.empty_cache()  # all scores of one cell may be half of the memory, and the next process needs it
     return {"samples": found.samples, "stopped": found.stopped, "left_out": ready.left_out}
 
 
