@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from optpass.backend.memory.partition.offloading import Walk, movable
 from optpass.passes.devices import DeviceSpec
-from optpass.passes.memory.offload import Host, Offloaded, hidden_offloads
+from optpass.passes.memory import describe, offload
+from optpass.passes.memory.offload import Host, hidden_offloads
 from optpass.passes.memory.plan import MemoryPlan, Recomputed, Tensor
+from optpass.passes.memory.search.timeline import Timeline
 from optpass.passes.roofline.price import device_record
 from optpass.planning.solve import Chosen, StepPlanner
 from optpass.reporting.plan.curve import evenly
@@ -91,28 +94,36 @@ def _overhead(planner: StepPlanner, plan: MemoryPlan) -> Overhead:
 def _offload(
     device: DeviceSpec, planner: StepPlanner, chosen: Sequence[Chosen], plan: MemoryPlan, costs: _Costs
 ) -> OffloadRecord | None:
-    """What moving saved tensors to the host would do, where the link is known and the step is one graph."""
+    """What saved tensors in host memory do, where the link is known and the step is one graph: those that a run with
+    this budget has there, or else all that could be."""
     link = device.pcie_bytes_per_s
     if link is None or device.kind == "cpu" or len(planner.graphs) != 1:
         return None
-    graph, one = planner.graphs[0], chosen[0]
-    moved: tuple[Offloaded, ...] = hidden_offloads(graph.search.schedule, one.timeline, Host(link))
-    by_storage = {t.node: t for t in plan.saved}
-    tensors = []
-    for item in moved:
-        tensor = by_storage.get(graph.problem.storages[item.storage].node.name)
-        if tensor is not None:
-            shown = _planned(tensor, costs)
-            tensors.append(OffloadedTensor(**shown.model_dump(), transfer_us=item.transfer_s * 1e6))
-    frees = sum(item.bytes for item in moved)
-    transfer = sum(item.transfer_s for item in moved)
-    replaced = plan.recompute_seconds - planner.recompute_seconds(plan.predicted_peak_bytes + frees)
+    graph, one = planner.graphs[0], chosen[0].timeline
+    host = Host(link, may=movable(graph.problem.operations[0].node.graph, graph.problem).__contains__)
+    taken: Timeline | None = None
+    if plan.budget_bytes is not None and plan.recompute_seconds:
+        room = plan.budget_bytes - planner.fixed.throughout
+        taken = Walk(graph.search, host, device.launch_s).fastest(room, one.recomputed_s)
+    schedule = graph.search.schedule
+    moved = taken or offload.moved(one, hidden_offloads(schedule, one, host))
+    frees, transfer = (sum(getattr(o, name) for o in moved.offloaded) for name in ("bytes", "transfer_s"))
+    if taken is not None:
+        replaced = one.recomputed_s - taken.recomputed_s
+    else:
+        replaced = plan.recompute_seconds - planner.recompute_seconds(plan.predicted_peak_bytes + frees)
+    seconds = {graph.problem.storages[o.storage].node.name: o.transfer_s for o in moved.offloaded}
+    tensors = _elsewhere(describe.offloaded_tensors(graph.problem, moved))
     return OffloadRecord(
         link_bytes_per_s=link,
         frees_bytes=frees,
         transfer_us=transfer * 1e6,
         hidden_us=transfer * 1e6,
         replaces_us=max(replaced, 0.0) * 1e6,
-        pays=bool(moved) and replaced > 2 * device.launch_s * len(moved),  # two copies to start for each tensor
-        tensors=tensors,
+        # Two copies to start for each tensor.
+        pays=taken is not None or (bool(tensors) and replaced > 2 * device.launch_s * len(tensors)),
+        runs=taken is not None,
+        tensors=[
+            OffloadedTensor(**_planned(t, costs).model_dump(), transfer_us=seconds[t.node] * 1e6) for t in tensors
+        ],
     )

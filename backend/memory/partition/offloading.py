@@ -49,46 +49,55 @@ def host_of(joint: fx.GraphModule, problem: Problem, device: DeviceSpec) -> Host
     values = [n.meta.get("val") for n in joint.graph.nodes]
     large = [v for v in values if isinstance(v, torch.Tensor) and nbytes(v, hint) >= SMALLEST]
     places = {value.device for value in large}
-    if link is None or len(places) != 1 or not places <= {p for p in places if p.type in DEVICES}:
+    if link is None or len(places) != 1 or not all(place.type in DEVICES for place in places) or not runs_beside():
         return None
-    if not runs_beside():
-        return None
-    movable = _movable(joint, problem)
-    return Host(link, HOST_PART * free_host_memory() / max(1, torch.cuda.device_count()), movable.__contains__)
+    memory = HOST_PART * free_host_memory() / max(1, torch.cuda.device_count())
+    return Host(link, memory, movable(joint.graph, problem).__contains__)
 
 
-def offloaded(
-    search: Search, host: Host, carry_out: Callable[[Timeline], Trial], room: int, found: Trial, launch_s: float
-) -> Trial | None:
-    """The fastest plan found that fits `room` bytes with saved tensors in host memory; None where `found` is as good.
+class Walk:
+    """The plans of a search from the fastest on, with tensors in host memory.
 
     Args:
         search: the plans.
-        carry_out: makes a trial of one.
-        found: without offload; it need not fit.
+        host: where tensors go.
         launch_s: seconds of a kernel launch.
     """
-    peaks = [peak for peak, _ in search.frontier()]
-    timelines: dict[int, Timeline] = {}
+
+    def __init__(self, search: Search, host: Host, launch_s: float) -> None:
+        self.search, self.host, self.launch_s = search, host, launch_s
+        self._peaks = [peak for peak, _ in search.frontier()]
+        self._plans: dict[int, Timeline] = {}
+
+    def fastest(self, peak: int, known: float | None) -> Timeline | None:
+        """The fastest plan that is found within `peak` bytes above the statics; None where one without offload that
+        takes `known` seconds of recomputing is as good, or none is found."""
+        chosen = _first(len(self._peaks), lambda place: self._moved(place, peak))
+        if chosen is None or not chosen.offloaded:
+            return None
+        cost = chosen.recomputed_s + LAUNCHES * self.launch_s * len(chosen.offloaded)
+        return chosen if known is None or cost < known else None
+
+    def _moved(self, place: int, peak: int) -> Timeline | None:
+        if place not in self._plans:
+            found = self.search.at_most(self._peaks[place])
+            assert found is not None  # the frontier has plans of these peaks
+            self._plans[place] = found[1]
+        return least_offloaded(self.search.schedule, self._plans[place], self.host, peak)
+
+
+def offloaded(walk: Walk, carry_out: Callable[[Timeline], Trial], room: int, found: Trial) -> Trial | None:
+    """The fastest plan found that fits `room` bytes with saved tensors in host memory; None where `found` is as good.
+
+    Args:
+        carry_out: makes a trial of a plan.
+        found: without offload; it need not fit.
+    """
     known = found.timeline.recomputed_s if found.peak <= room else None
-
-    def plan(place: int) -> Timeline:
-        if place not in timelines:
-            state = search.at_most(peaks[place])
-            assert state is not None  # the frontier has plans of these peaks
-            timelines[place] = state[1]
-        return timelines[place]
-
-    def moved(peak: int) -> Callable[[int], Timeline | None]:
-        return lambda place: least_offloaded(search.schedule, plan(place), host, peak)
-
     target = room - max(0, found.peak - found.timeline.peak)
     for _ in range(TRIES):
-        chosen = _first(len(peaks), moved(target))
+        chosen = walk.fastest(target, known)
         if chosen is None:
-            return None
-        cost = chosen.recomputed_s + LAUNCHES * launch_s * len(chosen.offloaded)
-        if not chosen.offloaded or (known is not None and cost >= known):
             return None
         trial = carry_out(chosen)
         if trial.replay.unsound:
@@ -115,11 +124,12 @@ def _first(n: int, moved: Callable[[int], Timeline | None]) -> Timeline | None:
     return found
 
 
-def _movable(joint: fx.GraphModule, problem: Problem) -> frozenset[int]:
-    """Storages that a copy can stand for: one dense tensor that the forward makes, and nobody writes to later."""
-    written = {s for node in joint.graph.nodes if (w := written_argument(node)) for s in problem.storage_of.get(w, ())}
+def movable(graph: fx.Graph, problem: Problem) -> frozenset[int]:
+    """Storages of a joint graph that a copy can stand for: one dense tensor that the forward makes, and nobody writes
+    to later."""
+    written = {s for node in graph.nodes if (w := written_argument(node)) for s in problem.storage_of.get(w, ())}
     found = set()
-    for s, base in bases_of(joint.graph, problem).items():
+    for s, base in bases_of(graph, problem).items():
         storage, value = problem.storages[s], base.meta["val"]
         made = storage.producer >= 0 and problem.operations[storage.producer].forward
         whole = nbytes(value, hint) <= storage.bytes < nbytes(value, hint) + SMALLEST

@@ -34,7 +34,7 @@ from optpass.backend.memory.partition.joint import (
     tails_of_one,
     targets_of,
 )  # fmt: skip
-from optpass.backend.memory.partition.offloading import host_of, offloaded
+from optpass.backend.memory.partition.offloading import Walk, host_of, offloaded
 from optpass.backend.memory.partition.order import least_peak
 from optpass.backend.memory.partition.outcome import Outcome, plan_of
 from optpass.backend.memory.partition.refusal import refusal
@@ -235,7 +235,7 @@ class BudgetPartitioner:
         host = host_of(joint, search.problem, self.device()) if alone and self.offloads else None
         if host is None or (found.peak <= room and not found.timeline.recomputed_s):
             return found
-        return offloaded(search, host, carry_out, room, found, self.device().launch_s) or found
+        return offloaded(Walk(search, host, self.device().launch_s), carry_out, room, found) or found
 
     def _replayed_default(self, joint: fx.GraphModule, default: Modules, kwargs: dict[str, Any]) -> StepReplay:
         self.outcome.replayed = base = self._replay(default, kwargs["num_fwd_outputs"], self.tail)

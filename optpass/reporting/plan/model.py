@@ -74,7 +74,8 @@ class ParetoPoint(Record):
 
 
 class OffloadRecord(Record):
-    """Saved tensors that could go to host memory and back, as a third choice beside saving and recomputing."""
+    """Saved tensors in host memory between forward and backward, as a third choice beside saving and recomputing. The
+    plan's own figures are those without."""
 
     link_bytes_per_s: float = Field(description="Link to the host, per direction.")
     frees_bytes: int = Field(default=0, description="Fewer bytes saved on the device.")
@@ -82,7 +83,11 @@ class OffloadRecord(Record):
     hidden_us: float = Field(default=0.0, description="The part of it that runs behind computing.")
     replaces_us: float = Field(default=0.0, description="Recomputing that these bytes would make unnecessary.")
     pays: bool = Field(default=False, description="Whether it is faster than recomputing the same bytes.")
-    tensors: list[OffloadedTensor] = Field(default_factory=list, description="What would be moved, best first.")
+    runs: bool = Field(
+        default=False,
+        description="A run with this budget moves them, unless its option `offload` is 'off'; else they could be.",
+    )
+    tensors: list[OffloadedTensor] = Field(default_factory=list, description="What is moved, largest first.")
 
 
 class ShardRecord(Record):

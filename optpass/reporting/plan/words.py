@@ -179,8 +179,12 @@ def offload_sentence(plan: PlanReport) -> str:
         return "Offloading to the host is no gain: no saved tensor is idle for as long as its two transfers take."
     frees, moved = format_bytes(record.frees_bytes), format_seconds(record.transfer_us * 1e-6)
     hidden = format_seconds(record.hidden_us * 1e-6)
-    text = f"Offloading {len(record.tensors)} saved tensors to the host would free {frees}: {moved} on the link"
+    frees = f"frees {frees}" if record.runs else f"would free {frees}"
+    text = f"Offloading {len(record.tensors)} saved tensors to the host {frees}: {moved} on the link"
     text += f", {hidden} of it behind computing"
+    if record.runs:
+        saved = format_seconds(record.replaces_us * 1e-6)
+        return f"{text}; a run with this budget does that, and spares {saved} of the recomputing above."
     if not record.replaces_us:
         return f"{text}; nothing has to be recomputed, so it is not needed."
     saved = format_seconds(record.replaces_us * 1e-6)

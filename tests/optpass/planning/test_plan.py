@@ -68,6 +68,35 @@ def test_operators_have_the_names_of_the_device(answer: Any, monkeypatch: Any, d
     assert {t.op for t in report.saved} == {f"aten._scaled_dot_product_flash_attention{suffix}.default"}
 
 
+class Layers(nn.Module):
+    """Square layers, of which each saves what takes about as long to copy as to compute."""
+
+    def __init__(self, number: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(number))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x.float().square().mean()
+
+
+def test_what_a_budget_has_in_host_memory() -> None:
+    model = Layers(8, 8192).to(device="meta", dtype=torch.bfloat16)
+    x = torch.empty(16384, 8192, dtype=torch.bfloat16, device="meta")
+    whole = optpass.plan(model, x, device="h200", optimizer="none")
+    assert whole.offload is not None and whole.offload.tensors and not whole.offload.runs
+    budget = (whole.floor_bytes + whole.unconstrained_bytes) // 2
+    report = optpass.plan(model, x, device="h200", optimizer="none", memory_budget=budget)
+    assert report.offload is not None and report.offload.runs and report.offload.pays
+    assert sum(t.bytes for t in report.offload.tensors) == report.offload.frees_bytes
+    assert report.offload.hidden_us == pytest.approx(sum(t.transfer_us for t in report.offload.tensors))
+    assert 0 < report.offload.replaces_us <= report.overhead.recompute_us * 1.01
+    assert all(t.file and t.line for t in report.offload.tensors)
+    kept = optpass.plan(model, x, device="cpu", optimizer="none", memory_budget=budget)
+    assert kept.offload is None
+
+
 class Attention(nn.Module):
     """Heads of width 32, their attention written out."""
 

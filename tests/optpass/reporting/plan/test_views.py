@@ -128,6 +128,8 @@ def test_offload_is_one_sentence() -> None:
         tensors=[OffloadedTensor(**tensor(0), transfer_us=2e5)],
     )  # fmt: skip
     assert "it pays: it would replace 40 ms of recomputing" in words.offload_sentence(make(offload=moved))
+    runs = moved.model_copy(update={"runs": True})
+    assert "a run with this budget does that, and spares 40 ms" in words.offload_sentence(make(offload=runs))
     idle = moved.model_copy(update={"replaces_us": 0.0, "pays": False})
     assert "not needed" in words.offload_sentence(make(offload=idle))
 
