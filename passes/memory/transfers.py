@@ -69,8 +69,13 @@ def is_copyable(tensor: Tensor) -> bool:
     """Whether the tensor's sizes are known and its elements are all that its span has: what a copy asks of it."""
     if tensor.layout != torch.strided or not all(isinstance(n, int) for n in (*tensor.shape, *tensor.stride())):
         return False
-    dense = torch._prims_common.is_non_overlapping_and_dense_or_false(tensor)
-    return dense and not tensor.is_conj() and not tensor.is_neg()
+    step = 1
+    for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if extent > 1:
+            if stride != step:
+                return False
+            step *= extent
+    return not tensor.is_conj() and not tensor.is_neg()
 
 
 def is_on_host(tensor: Tensor) -> bool:

@@ -13,6 +13,7 @@ from optpass.backend.memory.probe import library_workspace
 from optpass.backend.memory.replay.graph_values import hint, ints
 from optpass.backend.memory.replay.tail import NO_TAIL, Tail
 from optpass.passes.devices import DeviceSpec
+from optpass.passes.memory.plan import Ledger
 from optpass.passes.memory.pricing import node_prices
 from optpass.passes.memory.problem import Problem, build
 
@@ -53,6 +54,25 @@ def problem_of(
     problem.outputs_held, problem.kept, problem.early = tail.holds_outputs, tail.kept_bytes, tail.early_bytes
     problem.tangents_held = not parts.tangents_are_boxed()
     return problem
+
+
+def assumed_of(joint: fx.GraphModule, budget: Budget) -> list[tuple[Tail, Ledger]]:
+    """What happens between forward and backward, and what is there beside the statics: as seen, or from likely on;
+    a loss reads targets, and other modules run that are compiled on their own."""
+    if budget.tail is not None:
+        return [(budget.tail, Ledger())]
+    tails = (*tails_of(joint), *tails_of_one(joint))
+    tails = (tails_of(joint)[-1], between_graphs(joint)) if budget.shared else tails
+    tails = (run_again(joint),) if budget.again else tails
+    plain = targets_of(joint)
+    held = targets_of(joint, budget.around)
+    more = held if tails[0].saved_bytes else 2 * held  # the difference between the two, too
+    found = [*([(tails[0], more)] if held > plain else []), *((tail, plain) for tail in tails)]
+    likely = [(tail, Ledger(inputs=size)) for tail, size in found]
+    apart = budget.apart if budget.shared else None
+    if apart is None or not apart.total:
+        return likely
+    return [*((tail, more.plus(apart)) for tail, more in likely), *likely]
 
 
 def tails_of(joint: fx.GraphModule) -> tuple[Tail, ...]:

@@ -23,17 +23,7 @@ from optpass.backend.memory.budget import ENGINE_BYTES, Budget
 from optpass.backend.memory.partition.accumulate import accumulate_in_place, own_gradients
 from optpass.backend.memory.partition.choose import Chooser, Modules, Trial
 from optpass.backend.memory.partition.growth import sizes_in
-from optpass.backend.memory.partition.joint import (
-    between_graphs,
-    lean_settings,
-    loss_is_outside,
-    not_seen,
-    problem_of,
-    run_again,
-    tails_of,
-    tails_of_one,
-    targets_of,
-)  # fmt: skip
+from optpass.backend.memory.partition.joint import assumed_of, lean_settings, loss_is_outside, not_seen, problem_of
 from optpass.backend.memory.partition.offloading import Walk, host_of, offloaded
 from optpass.backend.memory.partition.order import least_peak
 from optpass.backend.memory.partition.outcome import Outcome, plan_of
@@ -46,7 +36,7 @@ from optpass.backend.memory.replay.tail import NO_TAIL, Tail
 from optpass.errors import BudgetInfeasibleError
 from optpass.passes.devices import DeviceSpec
 from optpass.passes.memory.emit import rewrite
-from optpass.passes.memory.plan import Ledger, MemoryPlan
+from optpass.passes.memory.plan import MemoryPlan
 from optpass.passes.memory.problem import Problem, reads_of_changed_inputs
 from optpass.passes.memory.search.schedule import State, Timeline
 from optpass.passes.memory.search.search import Search
@@ -120,7 +110,7 @@ class BudgetPartitioner:
         if self.budget.apart is not None and loss_is_outside(joint):
             self.budget = replace(self.budget, shared=True)
         self._not_seen = not_seen(joint, self.budget)
-        given, ahead, assumed = self.budget.statics, self.budget.ahead, self._assumed(joint)
+        given, ahead, assumed = self.budget.statics, self.budget.ahead, assumed_of(joint, self.budget)
         for tail, more in assumed:
             self.budget = replace(self.budget, statics=given.plus(more), ahead=ahead and ahead + more.inputs)
             try:
@@ -128,24 +118,6 @@ class BudgetPartitioner:
             except BudgetInfeasibleError as error:  # what nobody has seen may need less than what is likely
                 named = error if more == assumed[-1][1] and (named is None or self.budget.shared) else named
         raise named or AssertionError("nothing was assumed")
-
-    def _assumed(self, joint: fx.GraphModule) -> list[tuple[Tail, Ledger]]:
-        """What happens between forward and backward, and what is there beside the statics: as seen, or from likely on;
-        a loss reads targets, and other modules run that are compiled on their own."""
-        if self.budget.tail is not None:
-            return [(self.budget.tail, Ledger())]
-        tails = (*tails_of(joint), *tails_of_one(joint))
-        tails = (tails_of(joint)[-1], between_graphs(joint)) if self.budget.shared else tails
-        tails = (run_again(joint),) if self.budget.again else tails
-        plain = targets_of(joint)
-        held = targets_of(joint, self.budget.around)
-        more = held if tails[0].saved_bytes else 2 * held  # the difference between the two, too
-        found = [*([(tails[0], more)] if held > plain else []), *((tail, plain) for tail in tails)]
-        likely = [(tail, Ledger(inputs=size)) for tail, size in found]
-        apart = self.budget.apart if self.budget.shared else None
-        if apart is None or not apart.total:
-            return likely
-        return [*((tail, more.plus(apart)) for tail, more in likely), *likely]
 
     def _planned(self, joint: fx.GraphModule, default: Modules, tail: Tail, kwargs: dict[str, Any]) -> Modules:
         """The graph split with `tail` between its halves."""

@@ -93,8 +93,6 @@ def test_what_a_budget_has_in_host_memory() -> None:
     assert report.offload.hidden_us == pytest.approx(sum(t.transfer_us for t in report.offload.tensors))
     assert 0 < report.offload.replaces_us <= report.overhead.recompute_us * 1.01
     assert all(t.file and t.line for t in report.offload.tensors)
-    kept = optpass.plan(model, x, device="cpu", optimizer="none", memory_budget=budget)
-    assert kept.offload is None
 
 
 class Attention(nn.Module):
