@@ -121,7 +121,7 @@ def _begin(source: Tensor, memory: Tensor, device: torch.device, *, out: bool) -
                 end = stream.record_event()
         else:
             _flat(memory).copy_(_flat(source))
-    ticket = torch.empty(1, dtype=torch.int64)
+    ticket = torch.empty(1, dtype=torch.int64, device="cpu")
     setattr(ticket, _COPY, _Copy(memory, source.data_ptr(), device, end))
     return ticket
 

@@ -37,6 +37,13 @@ def test_host_memory_is_known_as_such_while_it_is_there() -> None:
     assert len(transfers._HOST) == before - 1
 
 
+def test_a_default_device_moves_nothing() -> None:
+    x = torch.randn(8)
+    with torch.device("meta"):
+        host, back = out_and_back(x)
+    assert host.device == back.device == x.device and torch.equal(host, back)
+
+
 def test_a_copy_goes_with_its_ticket() -> None:
     host, _ = out_and_back(torch.randn(8))
     ticket = transfers.RELOAD(host, torch.device("cpu"))
