@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from optpass.backend.memory.partition.partitioner import BudgetPartitioner
@@ -106,30 +106,18 @@ def _moved(plan: MemoryPlan) -> int:
 
 
 def _site_of_offload(item: Tensor) -> Site:
-    return Site(
-        kind="offload",
-        file=item.file,
-        line=item.line,
-        module=item.module,
-        node=item.node,
-        reason=f"in host memory between forward and backward, so that {format_bytes(item.bytes)} need not be kept on "
-        "the device",
-        before=f"saved {item.op} {item.shape}",
-        after="offloaded",
-        cost={"bytes": float(item.bytes)},
-    )
+    reason = f"in host memory between forward and backward, so that {format_bytes(item.bytes)} need not be kept on "
+    return _site_of(item, "offload", f"{reason}the device", "offloaded")
 
 
 def _site(item: Recomputed) -> Site:
+    reason = f"computed again in the backward ({item.copies} x {item.seconds * 1e6:.0f} us), so that "
+    more = {"seconds": item.seconds, "copies": float(item.copies)}
+    return _site_of(item, "recompute", f"{reason}{format_bytes(item.bytes)} need not be kept", "recomputed", more)
+
+
+def _site_of(item: Tensor, kind: str, reason: str, after: str, more: Mapping[str, float] | None = None) -> Site:
     return Site(
-        kind="recompute",
-        file=item.file,
-        line=item.line,
-        module=item.module,
-        node=item.node,
-        reason=f"computed again in the backward ({item.copies} x {item.seconds * 1e6:.0f} us), so that "
-        f"{format_bytes(item.bytes)} need not be kept",
-        before=f"saved {item.op} {item.shape}",
-        after="recomputed",
-        cost={"bytes": float(item.bytes), "seconds": item.seconds, "copies": float(item.copies)},
-    )
+        kind=kind, file=item.file, line=item.line, module=item.module, node=item.node, reason=reason,
+        before=f"saved {item.op} {item.shape}", after=after, cost={"bytes": float(item.bytes), **(more or {})},
+    )  # fmt: skip

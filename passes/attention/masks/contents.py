@@ -18,7 +18,7 @@ from optpass.passes.attention.masks.predicates import ge
 #: A formula: the element at the given indices, each within its dim.
 Formula: TypeAlias = Callable[[Sequence[Int]], Expr]
 
-#: Larger tensors are not read: a mask of 65,536 queries and keys takes seconds, and the scores of one head as long.
+#: Larger tensors are not read: it takes seconds from a mask of 65,536 queries and keys on.
 MOST_ELEMENTS = 2**32
 #: A function of one index may have this many constant runs.
 _MOST_RUNS = 8

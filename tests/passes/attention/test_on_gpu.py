@@ -59,6 +59,14 @@ def test_form(
         assert len(optpass.report().sites("attention")) == form.sites
 
 
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+    scores = q @ k.mT / 8
+    if causal:
+        later = torch.ones(512, 512, dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    return torch.softmax(scores, -1) @ v
+
+
 @pytest.mark.parametrize("causal", (False, True))
 def test_cudnn_is_called_without_python(causal: bool, pytestconfig: pytest.Config) -> None:
     from torch._inductor.utils import run_and_get_code
@@ -66,10 +74,7 @@ def test_cudnn_is_called_without_python(causal: bool, pytestconfig: pytest.Confi
     device = pytestconfig.option.device
 
     def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        scores = q @ k.mT / 8
-        if causal:
-            scores = scores.masked_fill(torch.ones(512, 512, dtype=torch.bool, device=device).triu(1), -torch.inf)
-        return (torch.softmax(scores, -1) @ v).transpose(1, 2).flatten(2).sin()
+        return _attention(q, k, v, causal).transpose(1, 2).flatten(2).sin()
 
     operands = [
         torch.randn(2, 4, 512, 64, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
@@ -94,10 +99,7 @@ def test_results_are_not_copied(causal: bool, pytestconfig: pytest.Config) -> No
     device = pytestconfig.option.device
 
     def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        scores = q @ k.mT / 8
-        if causal:
-            scores = scores.masked_fill(torch.ones(512, 512, dtype=torch.bool, device=device).triu(1), -torch.inf)
-        return torch.softmax(scores, -1) @ v
+        return _attention(q, k, v, causal)
 
     operands = [torch.randn(2, 4, 512, 64, device=device) for _ in range(3)]
     with torch.no_grad():
