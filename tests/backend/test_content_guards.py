@@ -332,6 +332,7 @@ def test_buffers_of_the_graph_itself() -> None:
 # ---- how it is used -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", ["eager", "aot_eager", "inductor"])
 def test_training(inner: str, harness: Any, fresh: torch.Generator) -> None:
     model, x = Masked(), torch.randn(3, 4, requires_grad=True)

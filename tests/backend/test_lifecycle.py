@@ -164,6 +164,7 @@ def capture_only(gm: Any, inputs: Any) -> Callable[..., Any]:
     return gm.forward  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("inner", "reported"),
     [

@@ -156,6 +156,7 @@ BAD: list[tuple[Run, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("run", "message"), BAD, ids=[run.__name__ for run, _ in BAD])
 def test_a_bad_pass_is_undone_and_reported(
     run: Run, message: str, install: Any, caplog: pytest.LogCaptureFixture

@@ -32,6 +32,7 @@ def capture(gm: Any, inputs: Any) -> Callable[..., Any]:
     return gm.forward  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", ["eager", "aot_eager", "aot_eager_decomp_partition", capture, "inductor"])
 @pytest.mark.parametrize("train", [True, False])
 def test_every_inner_compiler_has_a_roofline(inner: Any, train: bool) -> None:

@@ -49,6 +49,7 @@ def test_checkpoints_around_a_compiled_block(options: dict[str, Any], drawn: int
     assert bool(build_report().sites("attention")) == (options["attention"] == "always")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_hooks_see_what_is_saved_and_nothing_else(options: dict[str, Any]) -> None:
     seen: list[type] = []

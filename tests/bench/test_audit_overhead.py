@@ -51,6 +51,7 @@ def test_sizes_are_checked_first() -> None:
         audit_overhead._chosen(BenchConfig(models=("mlp",), size="enormous"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["compiling", "steady"])
 def test_samples(part: str) -> None:
     taken = getattr(audit_overhead_samples, part)(SMALLEST, "tiny", MODES[:1], "eager", 2, 60.0, "cpu", 0)

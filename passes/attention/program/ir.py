@@ -108,6 +108,20 @@ class Program:
     _stored: dict[int, list[Value]] | None = None
     _writers: dict[fx.Node, set[int]] | None = None
 
+    def of_made_weight(self, node: fx.Node) -> bool:
+        """Whether a linear layer's weight is computed: `F.linear(q, k)` is q kᵀ."""
+        weight = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
+        found = self.node_value(weight)
+        return found is not None and found.op is not None
+
+    def forget_written(self) -> None:
+        """A constant of the graph that the graph writes to holds something else at the next call."""
+        for value in self.values:
+            value.gone = len(self.writes.get(value.storage, ())) != value.version
+            kept = value.real is not None and value.node is not None and value.node.op == "get_attr"
+            if kept and value.storage in self.writes:
+                value.real, value.leaf = None, "opaque"
+
     def users(self, value: Value) -> list[Value]:
         """Values computed from `value` directly."""
         if self._users is None:

@@ -60,8 +60,7 @@ class _Lowering:
                 stack.enter_context(self.mode.shape_env.ignore_fresh_unbacked_symbols())  # `nonzero` runs once more
             # Without the dispatcher in Python some operations have no symbolic shapes (`baddbmm`, `constant_pad_nd`);
             # with it, a product of matrices takes twice the time.
-            dispatcher = getattr(torch._C, "_EnablePythonDispatcher", contextlib.nullcontext)
-            symbolic = dispatcher() if any(map(nodes.is_symbolic, self.graph.nodes)) else contextlib.nullcontext()
+            symbolic = _dispatcher() if any(map(nodes.is_symbolic, self.graph.nodes)) else contextlib.nullcontext()
             beside = frozenset() if whole else reach.beside(self.graph)
             for context in (autocast.restored(), torch.no_grad(), symbolic, self.mode, Recorder(self)):
                 stack.enter_context(context)
@@ -72,16 +71,8 @@ class _Lowering:
                 self.program.of_node[node] = returned
                 if isinstance(returned, Value):
                     self.home.setdefault(id(returned.tensor), node)
-            self._forget_written()
+            self.program.forget_written()
         return self.program
-
-    def _forget_written(self) -> None:
-        """A constant of the graph that the graph writes to holds something else at the next call."""
-        for value in self.program.values:
-            value.gone = len(self.program.writes.get(value.storage, ())) != value.version
-            kept = value.real is not None and value.node is not None and value.node.op == "get_attr"
-            if kept and value.storage in self.program.writes:
-                value.real, value.leaf = None, "opaque"
 
     # ---- one node ---------------------------------------------------------------------------------------------
 
@@ -95,7 +86,7 @@ class _Lowering:
             self.grad = bool(node.args[0])
             return None
         higher = isinstance(node.target, torch._ops.HigherOrderOperator)
-        closed = name in nodes.CLOSED and not (name == "linear" and self._of_made_weight(node))
+        closed = name in nodes.CLOSED and not (name == "linear" and self.program.of_made_weight(node))
         if closed:
             self.program.closed.add(node)
         if method in nodes.VIEWS | nodes.RESIZES:
@@ -109,18 +100,14 @@ class _Lowering:
         if name == "dropout":
             return self._dropout(node, args, kwargs)
         try:
-            result = calls.map_tensors(nodes.run(node, args, kwargs), self._current)
+            # Without it a dropout is a draw and a product on some devices.
+            with _dispatcher() if nodes.calls_dropout(node) else contextlib.nullcontext():
+                result = calls.map_tensors(nodes.run(node, args, kwargs), self._current)
         except Exception as error:  # noqa: BLE001  # whatever fails on fakes (data-dependent sizes ...) stays opaque
             log.debug("%s is not looked into: %s: %s", node.name, type(error).__name__, error)
             return self._closed(node)
         self.program.ran.add(node)
         return result
-
-    def _of_made_weight(self, node: fx.Node) -> bool:
-        """Whether a linear layer's weight is computed: `F.linear(q, k)` is q kᵀ."""
-        weight = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
-        found = self.program.node_value(weight)
-        return found is not None and found.op is not None
 
     def _closed(self, node: fx.Node) -> Any:
         """An opaque result; whatever the node may write to is no longer known."""
@@ -303,3 +290,8 @@ class _Lowering:
                 raise nodes.NoTensor
             return example
         return map_values(found, lambda v: v.tensor)
+
+
+def _dispatcher() -> Any:
+    """The dispatcher in Python, where torch has one."""
+    return getattr(torch._C, "_EnablePythonDispatcher", contextlib.nullcontext)()

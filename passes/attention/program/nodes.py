@@ -85,6 +85,11 @@ def run(node: fx.Node, args: Any, kwargs: Any) -> Any:
     return node.target(*args, **kwargs)
 
 
+def calls_dropout(node: fx.Node) -> bool:
+    """Whether a node calls a Python function that may call a dropout, as `F.multi_head_attention_forward` does."""
+    return "dropout" in getattr(getattr(node.target, "__code__", None), "co_names", ())
+
+
 def softmax_inside(body: object) -> bool:
     """Whether a graph makes a softmax and multiplies nothing with it: then its caller may."""
     if not isinstance(body, fx.GraphModule):

@@ -177,6 +177,7 @@ def test_covers_the_registry() -> None:
         assert sum("fixed" in program.more() for program in every) >= 50
 
 
+@pytest.mark.slow
 @by_topic
 def test_each_is_found_on_its_line(path: Path) -> None:
     """Caught, on the line, with the registered id, once, not as a consequence of something else, with advice."""

@@ -15,6 +15,7 @@ def written_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tens
     return torch.softmax(q @ k.mT / 8**0.5, -1) @ v
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", (False, True))
 def test_a_result_is_copied_without_python(dynamic: bool) -> None:
     call = torch.compile(written_out, backend="optpass", dynamic=dynamic, options={"attention": "always"})

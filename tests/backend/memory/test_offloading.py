@@ -56,6 +56,7 @@ def check(ran, whole, steps):
     assert steps.equal(ran, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.2, 0.6])
 def test_a_budget_holds_with_tensors_in_host_memory(share, steps, programs):
     torch.manual_seed(0)

@@ -81,6 +81,7 @@ class Layers(nn.Module):
         return x.float().square().mean()
 
 
+@pytest.mark.slow
 def test_what_a_budget_has_in_host_memory() -> None:
     model = Layers(8, 8192).to(device="meta", dtype=torch.bfloat16)
     x = torch.empty(16384, 8192, dtype=torch.bfloat16, device="meta")

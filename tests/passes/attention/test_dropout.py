@@ -59,6 +59,7 @@ MASKS = {"none": None, "causal": torch.ones(S, S, dtype=torch.bool).tril()}
 WAYS = {"flex": (plain, CAP), "flex traced": (traced, CAP), "blocks": ("aot_eager", 0.0), "blocks cap": ("eager", CAP)}
 
 
+@pytest.mark.slow
 @pytest.mark.by_turns
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("mask", MASKS)
@@ -172,6 +173,7 @@ class Dropping(torch.nn.Module):
         return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["keep", "swap"])
 def test_a_rate_that_is_an_input_is_guarded(word: str) -> None:
     """That a rate is 0 is all that 'keep' needs to know; with 'swap' any rate is as good."""
@@ -207,3 +209,49 @@ def test_dropout_in_place_that_drops_nothing_writes_nothing(training: bool) -> N
     found = torch.compile(module, backend="optpass", fullgraph=True, options=options)(*operands)
     assert torch.allclose(found, module(*operands), atol=1e-5)
     assert len(optpass.report().sites("attention")) == 1
+
+
+def one_head(weights: bool) -> tuple[torch.nn.MultiheadAttention, Any]:
+    """A layer whose values are what it is given, and a program that runs it for its result, and for its weights too."""
+    layer = torch.nn.MultiheadAttention(S, 1, dropout=0.4, batch_first=True)
+    with torch.no_grad():
+        layer.in_proj_weight[2 * S :] = torch.eye(S)
+        layer.out_proj.weight.copy_(torch.eye(S))
+    return layer, lambda q, k, v: layer(q, k, v)[: 1 + weights]
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_a_layer_that_could_return_its_weights(dynamic: bool) -> None:
+    """`need_weights` is what such a layer is called with if nothing is said; its dropout is a function's inside."""
+    layer, program = one_head(weights=False)
+    options = {"inner": "aot_eager", "strict": True, "attention": {"mode": "always", "dropout": "swap"}}
+    q, k = (torch.randn(B, S, S) for _ in range(2))
+    v = torch.eye(S).repeat(B, 1, 1).requires_grad_()
+    torch._dynamo.reset()
+    optpass.reset_report()
+    (result,) = torch.compile(program, backend="optpass", dynamic=dynamic, options=options)(q, k, v)
+    (site,) = optpass.report().sites("attention")
+    assert "dropout" in site.after
+    weight = torch.randn_like(result)
+    (result * weight).sum().backward()
+
+    kept = result.detach() != 0
+    assert 0.5 < kept.double().mean() < 0.7
+    projected = (x.double() @ layer.in_proj_weight[a * S : (a + 1) * S].double().mT for a, x in enumerate((q, k)))
+    exact_v = v.detach().double().requires_grad_()
+    reference = (next(projected) @ next(projected).mT / math.sqrt(S)).softmax(-1) * kept / 0.6 @ exact_v
+    (reference * weight.double()).sum().backward()
+    for ours, exact in ((result, reference), (v.grad, exact_v.grad)):
+        assert (ours.double() - exact).norm() <= 1e-5 * exact.norm()
+
+
+def test_weights_that_such_a_layer_returns_are_left() -> None:
+    _, program = one_head(weights=True)
+    options = {"inner": "eager", "strict": True, "attention": {"mode": "always", "dropout": "swap"}}
+    torch._dynamo.reset()
+    optpass.reset_report()
+    _, weights = torch.compile(program, backend="optpass", options=options)(*[torch.randn(B, S, S)] * 3)
+    assert not optpass.report().sites("attention")
+    (declined,) = optpass.report().declined("attention")
+    assert "used elsewhere" in declined.reason
+    assert 0.5 < (weights != 0).double().mean() < 0.7

@@ -49,6 +49,7 @@ def model(how: str, p: float) -> nn.Module:
     return Attention(how, p)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "f32"])
 @pytest.mark.parametrize("how", ["causal", "mask", "bias", "checkpoint", "encoder"])
 def test_a_plan_holds_no_scores(how: str, dtype: torch.dtype) -> None:
@@ -66,6 +67,7 @@ def test_an_analysis_computes_no_scores() -> None:
     assert found[0].flops == found[1].flops and found[0].bytes_fused < 1.01 * found[1].bytes_fused
 
 
+@pytest.mark.slow
 def test_what_no_kernel_of_a_gpu_computes_is_left() -> None:
     """Heads that are shared, in float32; and a plan for the CPU itself, whose kernel drops nothing."""
     inputs = torch.randn(4, LENGTH, 64)

@@ -144,6 +144,7 @@ def both(
     return reference, *runs
 
 
+@pytest.mark.slow
 def test_form(
     form: Any, dtype: torch.dtype, training: bool, kernels: Any, compiled: Any, harness: Any, exact: Any, seeded: int
 ) -> None:
@@ -159,6 +160,7 @@ def test_form(
         assert_as_exact(reference, ours, eager)
 
 
+@pytest.mark.slow
 def test_in_blocks(
     some_form: Any, harness: Any, exact: Any, compiled: Any, seeded: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +196,7 @@ def test_float16(name: str, forms: Any, kernels: Any, compiled: Any, harness: An
     assert_as_exact(reference, ours, eager)
 
 
+@pytest.mark.slow
 @pytest.mark.by_turns
 @BY_MODE
 def test_one_graph_for_all_lengths(

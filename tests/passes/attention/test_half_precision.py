@@ -63,6 +63,7 @@ def only_blocks(problem: Any, target: str, *_: Any, **__: Any) -> Verdict:
     return Verdict(target == "blocks", 1.0, 2.0, "", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("mean", [0.0, 0.7, 3.0])
 @pytest.mark.parametrize(

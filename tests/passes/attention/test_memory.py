@@ -79,6 +79,7 @@ def two_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q[..., :half] @ k[..., :half].mT + q[..., half:] @ k[..., half:].mT / 2).softmax(-1) @ v
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [plain, causal, padded, grouped, upcast, two_products])
 def test_no_scores_are_saved(function: Callable[..., Tensor]) -> None:
     scores = B * H * S * S
@@ -100,6 +101,7 @@ class Taken(nn.Module):
         return sum(t.sum() for t in torch.utils._pytree.tree_leaves(found) if isinstance(t, Tensor))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "llama"])
 def test_models(name: str) -> None:
     length = 120  # no other size of these models

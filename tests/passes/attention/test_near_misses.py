@@ -114,6 +114,7 @@ def through_inductor(name: str, mode: str, seed: int, inductor: dict[str, Any]) 
     return check.judge(program, mode, seed, compiled, check.Counting()).problems
 
 
+@pytest.mark.slow
 def test_inductor_gets_it_right_too(name: str, mode: str, seed: int) -> None:
     """Its code generator is switched off, which does not matter to its matcher and saves a C++ compiler's time."""
     problems = through_inductor(name, mode, seed, {"fallback_by_default": True})

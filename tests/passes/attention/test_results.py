@@ -64,6 +64,7 @@ def gradients(call: Callable[..., Tensor], operands: list[Tensor]) -> tuple[Tens
     return torch.autograd.grad(result.sin().sum(), operands)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "inner", [lambda gm, _: gm, "aot_eager", "inductor"], ids=["callable", "aot_eager", "inductor"]
 )

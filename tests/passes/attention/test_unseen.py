@@ -176,6 +176,7 @@ def compiled(program: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_a_reason_is_given(program: Callable[..., Tensor]) -> None:
     inputs = [torch.randn(2, 3, 6, 8, requires_grad=True) for _ in range(3)]

@@ -53,6 +53,7 @@ def searches(joints, programs):
     return {name: Search(programs.problem_of(joint)) for name, joint in found.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("name", ["chain", "branches", "attention"])
 def test_a_plan_is_near_the_optimum(searches, exact, name, share):

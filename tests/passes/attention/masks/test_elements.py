@@ -255,7 +255,7 @@ def check(seed: int, dynamic: bool, compare: Any) -> tuple[int, int]:
     for _ in range(14):
         builder.step()
     with enable_python_dispatcher():  # as under Dynamo: some shape functions need it for symbolic sizes
-        program = lower(builder.graph)
+        program = lower(builder.graph, whole=True)
     leaves = {program.of_node[node]: builder.real[node] for node in builder.inputs}
     # The contents of one input may be read, those of the others not.
     held = {program.of_node[builder.inputs[3]]: builder.real[builder.inputs[3]]}
