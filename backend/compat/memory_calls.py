@@ -1,5 +1,5 @@
-"""How often a function calls a compiled one again before it asks for a backward, read from its bytecode. For
-`backend.memory`: in the first step nothing else says so.
+"""How often a function calls a compiled one again before it asks for a backward, and what it holds of a result, read
+from its bytecode. For `backend.memory`: in the first step nothing else says so.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ _BACKWARD = frozenset({"backward", "grad"})
 #: normalizes what a network gives.
 _CALLERS = 3
 
+#: By what a loss is asked for, where it comes with other results, `.loss`, `["loss"]`, `[0]`; and its backward at once.
+_LOSS = ("loss", 0, "backward")
+#: Instructions that take an item.
+_ITEM = ("BINARY_SUBSCR", "BINARY_OP")
+
 _Key = tuple[str, ...]
 
 
@@ -40,6 +45,38 @@ def calls_to_come() -> int:
                 return calls if comes else 0
         frame = frame.f_back
     return 0
+
+
+def holds_result() -> bool | None:
+    """Whether the function that called what is being compiled holds more of what that gives than its loss until it asks
+    for a backward; None where another function asks, or where it cannot be told.
+    """
+    frame: Any = sys._getframe()
+    called = None
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name == "torch._dynamo.eval_frame":
+            called = None  # it is called from further out
+        elif called is None and name.partition(".")[0] not in ("torch", "optpass"):
+            called = frame
+        frame = frame.f_back
+    if called is None or not _from_call(called.f_code, called.f_lasti)[2]:
+        return None
+    return _holds(called.f_code, called.f_lasti)
+
+
+def _holds(code: types.CodeType, last: int) -> bool | None:
+    """Whether a variable holds what the call gives that is running; None where another function is given it."""
+    behind = [i for i in dis.get_instructions(code) if i.offset > last and i.opname not in ("CACHE", "NOP")]
+    first, second = (*behind, None, None)[:2]
+    if first is None:
+        return None
+    if first.opname.startswith(("STORE_", "UNPACK_")):
+        return None if any(i.opname.startswith("DELETE_") for i in behind) else True
+    if first.opname == "POP_TOP" or (first.opname in ("LOAD_ATTR", "LOAD_METHOD") and first.argval in _LOSS):
+        return False
+    taken = first.opname.startswith("LOAD_") and first.argval in _LOSS and second is not None
+    return False if taken and second is not None and second.opname in _ITEM else None
 
 
 def _from_call(code: types.CodeType, last: int) -> tuple[int, bool, bool]:

@@ -36,6 +36,9 @@ class Budget:
         lenient: where nothing fits, the plan beside which most is left is taken: the step is under way, and the next
             one is planned anew.
         around: elements and bytes of tensors that the caller holds and the graph does not read: its loss may.
+        handed: positions and bytes of inputs that earlier graphs of the step returned and do not read again: they go
+            with their last holder.
+        held: what calls the step holds the outputs until it asks for the backward; None where that is not known.
         apart: it is of one of several modules that are compiled on their own; what those have that did not run yet.
         batch: samples that the graph is given at once, where its inputs say so; for messages.
         where: what set the budget, for messages.
@@ -58,6 +61,8 @@ class Budget:
     settled: bool = False
     lenient: bool = False
     around: tuple[tuple[int, int], ...] = ()
+    handed: tuple[tuple[int, int], ...] = ()
+    held: bool | None = True
     apart: Ledger | None = None
     batch: int | None = None
     where: str = ""

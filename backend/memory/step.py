@@ -17,11 +17,11 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from optpass.backend import compat
 from optpass.backend.compat.memory_autograd import is_checkpointed
-from optpass.backend.compat.memory_calls import calls_to_come
+from optpass.backend.compat.memory_calls import calls_to_come, holds_result
 from optpass.backend.memory.around_gpu import beside
 from optpass.backend.memory.budget import ENGINE_BYTES, Budget
 from optpass.backend.memory.eager.caller import held_in_call
-from optpass.backend.memory.eager.held import held_upstream
+from optpass.backend.memory.eager.held import held_upstream, only_handed_on
 from optpass.backend.memory.measure import storage_bytes
 from optpass.backend.memory.optimizing import Optimizing
 from optpass.backend.memory.replay.graph_values import ints
@@ -53,6 +53,8 @@ class StepTensors:
         module_tensors: positions of those buffers that are inputs of the graph.
         again: a checkpoint runs the graph again in the backward.
         to_come: calls of the graph that the function which calls it may make before it asks for a backward.
+        positions: of those of `inputs` that the graph reads.
+        held_by_caller: the function that called the step holds its outputs; None where that is not known.
     """
 
     parameters: tuple[tuple[int, torch.Tensor], ...]
@@ -65,6 +67,8 @@ class StepTensors:
     to_come: int = 0
     unread_of_modules: Stores = field(default_factory=Stores)
     again: bool = False
+    positions: tuple[int, ...] = ()
+    held_by_caller: bool | None = True
 
     @classmethod
     def of(
@@ -77,6 +81,7 @@ class StepTensors:
         buffers: list[torch.Tensor] = []
         inputs: list[torch.Tensor] = []
         lent: list[int] = []
+        positions: list[int] = []
         nodes = gm.graph.find_nodes(op="placeholder")
         # Functions are given plain tensors to train, as by `functional_call`.
         leaves = [v for v in values if isinstance(v, torch.Tensor) and v.is_leaf and v.requires_grad]
@@ -87,6 +92,7 @@ class StepTensors:
             elif isinstance(value, torch.Tensor):
                 if compat.module_attribute(node) is None:
                     inputs.append(value)
+                    positions.append(position)
                 else:
                     buffers.append(value)
                     lent.append(position)
@@ -108,7 +114,7 @@ class StepTensors:
             tuple(parameters), tuple(buffers), tuple(inputs), tuple(lent), Stores(unread), tuple(sorted(others)),
             tuple(t for t in mine if t.layout == torch.strided and not read.has(t.untyped_storage())),
             calls_to_come() if torch.is_grad_enabled() and not is_checkpointed() else 0, Stores(idle),
-            is_checkpointed(),
+            is_checkpointed(), tuple(positions), holds_result() if torch.is_grad_enabled() else True,
         )  # fmt: skip
 
     @property
@@ -190,6 +196,8 @@ def budget_of(
         lenient=expected.crowded,
         tail=expected.tail,
         around=tensors.around,
+        handed=only_handed_on(zip(tensors.positions, tensors.inputs, strict=False), outputs.alive()),
+        held=tensors.held_by_caller,
         apart=apart,
         batch=_batch(tensors.inputs),
         where=where,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any
 
@@ -26,6 +26,28 @@ def held_upstream(tensors: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], 
         elif not autograd.is_compiled(node):
             saved += [*autograd.saved_by_operator(node), *autograd.saved_by_function(node), *held_by_checkpoints(node)]
     return saved, leaves
+
+
+def only_handed_on(
+    inputs: Iterable[tuple[int, torch.Tensor]], outputs: Mapping[int, int]
+) -> tuple[tuple[int, int], ...]:
+    """Those of a graph's inputs that earlier graphs returned and do not read again themselves: positions and bytes.
+
+    Args:
+        inputs: with their positions.
+        outputs: bytes of what earlier graphs returned, by storage.
+    """
+    if autograd.packs_what_is_saved():
+        return ()
+    found: dict[int, tuple[int, int]] = {}
+    for position, value in inputs:
+        if value.layout != torch.strided or value.grad_fn is None or not autograd.is_compiled(value.grad_fn):
+            continue
+        key = value.untyped_storage()._cdata
+        saved = (t for t in autograd.saved_by_function(value.grad_fn) if t.layout == torch.strided)
+        if key in outputs and all(key != t.untyped_storage()._cdata for t in saved):
+            found[key] = (position, outputs[key])
+    return tuple(found.values())
 
 
 def pending(roots: Iterable[Any], now: Any) -> tuple[int, list[torch.Tensor]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -70,9 +71,22 @@ def assumed_of(joint: fx.GraphModule, budget: Budget) -> list[tuple[Tail, Ledger
     found = [*([(tails[0], more)] if held > plain else []), *((tail, plain) for tail in tails)]
     likely = [(tail, Ledger(inputs=size)) for tail, size in found]
     apart = budget.apart if budget.shared else None
-    if apart is None or not apart.total:
+    if apart is not None and apart.total:
+        return [*((tail, more.plus(apart)) for tail, more in likely), *likely]
+    if budget.held or budget.shared or budget.again:
         return likely
-    return [*((tail, more.plus(apart)) for tail, more in likely), *likely]
+    released = [let_go(tail, more, joint, budget) for tail, more in likely]
+    return released if budget.held is False else [*likely, *(one for one in released if one not in likely)]
+
+
+def let_go(tail: Tail, more: Ledger, joint: fx.GraphModule, budget: Budget) -> tuple[Tail, Ledger]:
+    """The same where the caller holds the loss alone: other outputs beside it, and what earlier graphs have handed on,
+    are gone when the backward begins."""
+    handed = sum(size for _, size in budget.handed)
+    losses = sum(size_of(t) for t in _tangents(joint) if t.dim() == 0)
+    if losses and tail != NO_TAIL:
+        tail = replace(tail, holds_outputs=False, kept_bytes=losses)
+    return replace(tail, early_bytes=handed), more.plus(Ledger(activations=-handed))
 
 
 def tails_of(joint: fx.GraphModule) -> tuple[Tail, ...]:
@@ -85,7 +99,7 @@ def tails_of(joint: fx.GraphModule) -> tuple[Tail, ...]:
     precision are likely to be cast to float32 for it.
     """
     values = _tangents(joint)
-    size = sum(int(hint(t.numel())) * t.element_size() for t in values if t.dim() > 0)
+    size = sum(size_of(t) for t in values if t.dim() > 0)
     if not size:
         return (NO_TAIL,)
     if any(t.dim() == 0 for t in values):
@@ -102,7 +116,7 @@ def tails_of(joint: fx.GraphModule) -> tuple[Tail, ...]:
 def tails_of_one(joint: fx.GraphModule) -> tuple[Tail, ...]:
     """What happens between the graphs where a loss outside reads one of several outputs: cross entropy of the
     largest. Hidden states that are returned beside the scores are mostly for others than the loss."""
-    sizes = [int(hint(t.numel())) * t.element_size() for t in _tangents(joint) if t.dim() > 0]
+    sizes = [size_of(t) for t in _tangents(joint) if t.dim() > 0]
     largest = max(sizes, default=0)
     return (Tail(True, largest, largest, 2 * largest),) if loss_is_outside(joint) and largest < sum(sizes) else ()
 
@@ -116,7 +130,7 @@ def loss_is_outside(joint: fx.GraphModule) -> bool:
 def between_graphs(joint: fx.GraphModule) -> Tail:
     """What happens behind a graph that others follow, which count what they need themselves: they release its
     outputs, and its tangents come."""
-    return Tail(False, 0, 0, sum(int(hint(t.numel())) * t.element_size() for t in _tangents(joint)))
+    return Tail(False, 0, 0, sum(map(size_of, _tangents(joint))))
 
 
 def run_again(joint: fx.GraphModule) -> Tail:
@@ -150,6 +164,11 @@ def targets_of(joint: fx.GraphModule, around: Iterable[tuple[int, int]] = ()) ->
         return found
     rows = sum(INDEX_BYTES * int(hint(t.numel())) // max(int(hint(t.shape[-1])), 1) for t in values)
     return max(found, rows)
+
+
+def size_of(value: torch.Tensor) -> int:
+    """Bytes of the elements of a tensor."""
+    return int(hint(value.numel())) * value.element_size()
 
 
 def _tangents(joint: fx.GraphModule) -> list[torch.Tensor]:

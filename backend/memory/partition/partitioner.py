@@ -116,7 +116,8 @@ class BudgetPartitioner:
             try:
                 return self._planned(joint, default, tail, kwargs)
             except BudgetInfeasibleError as error:  # what nobody has seen may need less than what is likely
-                named = error if more == assumed[-1][1] and (named is None or self.budget.shared) else named
+                least = named is None or self.budget.shared or bool(tail.early_bytes or tail.kept_bytes)
+                named = error if more == assumed[-1][1] and least else named
         raise named or AssertionError("nothing was assumed")
 
     def _planned(self, joint: fx.GraphModule, default: Modules, tail: Tail, kwargs: dict[str, Any]) -> Modules:
@@ -257,6 +258,10 @@ class BudgetPartitioner:
     def _replay(self, modules: Modules, n_outputs: int, tail: Tail, **how: Any) -> StepReplay:
         self.outcome.replays += 1
         mutated = parts.mutated_inputs(modules[0])
+        if tail.early_bytes and self.budget.tail is None and not self.budget.again:  # what was handed on, if it goes
+            handed = {f"primals_{1 + position}": size for position, size in self.budget.handed}
+            read = sum(handed.get(str(n.target), 0) for n in modules[1].graph.find_nodes(op="placeholder"))
+            tail = replace(tail, kept_bytes=tail.kept_bytes + read)
         return replay_step(
             *modules, n_outputs=n_outputs, executor=self.executor, tail=tail, mutated_inputs=mutated,
             config_patches=self.patches, keep_lowered=True, **how,

@@ -65,6 +65,7 @@ class StepReplay:
         lowered: where asked for, what Inductor generated for both; `compat.memory.reusing` compiles it. Large: drop it
             when both are compiled.
         unsound: as in `Storages`: it must not be run.
+        kept_bytes: as in the `Tail` that it was replayed with.
     """
 
     forward_peak: int
@@ -77,6 +78,7 @@ class StepReplay:
     lowered: tuple[inductor.Lowered, ...] = field(default=(), repr=False)
     handed_bytes: int = 0
     unsound: bool = False
+    kept_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -212,6 +214,7 @@ class _Step:
             saved_bytes=sizes,
             timeline=tuple(timeline),
             handed_bytes=handed,
+            kept_bytes=tail.kept_bytes,
             unsound=storages.unsound,
         )
 

@@ -60,18 +60,16 @@ def present_of(leaf: Leaf) -> Choice:
     handed = leaf.outputs if leaf.again else handed
     released = min(released, sum(leaf.loss.gone)) if leaf.loss.reads_outputs else released
     later = handed - max(0, released - lent)
-    forward, backward = _own_peaks(leaf, outcome.replayed, lent)
+    forward, backward = _own_peaks(outcome.replayed, lent)
     return Choice(backward, max(leaf.held, 0), seconds, handed, later, forward)
 
 
-def _own_peaks(leaf: Leaf, replayed: StepReplay, lent: int) -> tuple[int, int]:
+def _own_peaks(replayed: StepReplay, lent: int) -> tuple[int, int]:
     """The peaks of its forward and of its backward, where the caller keeps `lent` bytes of its outputs."""
-    tail = leaf.partitioner.budget.tail
-    kept = 0 if tail is None else tail.kept_bytes
     peaks, now = [0, 0], 0
     for moment in replayed.timeline:
         now = 1 if moment.label == TANGENTS else now
-        live = moment.live_bytes - kept * now - max(0, moment.lent_bytes - lent)
+        live = moment.live_bytes - replayed.kept_bytes * now - max(0, moment.lent_bytes - lent)
         peaks[now] = max(peaks[now], live) if moment.label not in BETWEEN else peaks[now]
     return peaks[0], peaks[1]
 

@@ -70,7 +70,7 @@ def find_optimizer(parameters: Iterable[Tensor], library: Library | None = None)
     holding += [] if master is None or master in holding else [master]
     if not holding:
         return None
-    holding.sort(key=_order)
+    holding = sorted(_stepping(holding), key=_order)
     notes = [f"taken to train wider copies of {len(copies)} parameters"] if copies else []
     costs = tuple(cost_of(optimizer, notes, library) for optimizer in holding)
     everything = {id(p): p for o in holding for p in _parameters(o)}
@@ -78,6 +78,17 @@ def find_optimizer(parameters: Iterable[Tensor], library: Library | None = None)
         costs, sum(c.state_bytes for c in costs), max(c.step_bytes for c in costs), len(everything.keys() & asked),
         tuple(notes), tuple(everything.values()), copies,
     )  # fmt: skip
+
+
+def _stepping(holding: Sequence[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+    """Those that step themselves, without those that hand that on to another one, whose state is theirs, as
+    accelerate's and Lightning's do."""
+    return [o for o in holding if not any(inner in holding and inner.state is o.state for inner in _inside(o))]
+
+
+def _inside(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    values = [value for value in vars(optimizer).values() if value is not optimizer]
+    return [value for value in values if issubclass(type(value), torch.optim.Optimizer)]
 
 
 def held_among(tensors: Iterable[Tensor]) -> set[int]:

@@ -254,3 +254,45 @@ def test_state_of_parameters_that_were_frozen_later_is_kept() -> None:
     kept = [v for state in optimizer.state.values() for v in state.values()]
     assert before is not None and after is not None
     assert before.state_bytes == after.state_bytes == sum(v.nbytes for v in kept)
+
+
+class Handing(torch.optim.Optimizer):
+    """As accelerate's: another one steps."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.optimizer.state
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return self.optimizer.param_groups
+
+    def step(self, closure: Any = None) -> None:
+        self.optimizer.step()
+
+
+class Looking(torch.optim.Optimizer):
+    """Another one steps; weights of its own go beside."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer.param_groups[0]["params"], {})
+        self.optimizer = optimizer
+
+    def step(self, closure: Any = None) -> None:
+        self.optimizer.step()
+
+
+def test_one_that_hands_its_step_on_is_not_counted_beside_the_other() -> None:
+    parameters = [nn.Parameter(torch.randn(30, 40))]
+    inner = torch.optim.AdamW(parameters)
+    alone = find_optimizer(parameters)
+    outer = Handing(Handing(inner))
+    assert find_optimizer(parameters) == alone and alone is not None and alone.name == "adamw"
+    del outer
+    looking = Looking(inner)
+    found = find_optimizer(parameters)
+    assert found is not None and found.state_bytes == alone.state_bytes + 2 * 4 * 1200 and "assumed" in found.notes[0]
+    del looking
