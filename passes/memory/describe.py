@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import fx
 
+from optpass.passes.memory import redraw
 from optpass.passes.memory.plan import Ledger, Recomputed, Tensor
 from optpass.passes.memory.problem import Problem, Storage
 from optpass.passes.memory.search.schedule import Schedule, Timeline
@@ -182,7 +183,7 @@ def tensor_of(storage: Storage, node: fx.Node | None = None) -> Tensor:
     shapes = tensors(concrete(node.meta.get("val"), _size))
     shape = str(max(shapes, key=lambda t: t.nbytes)) if shapes else ""
     return Tensor(
-        node.name, storage.bytes, target_name(node.target), shape, source.file, source.line, source.module
+        node.name, storage.bytes, target_name(redraw.drawn_by(node)), shape, source.file, source.line, source.module
     )  # fmt: skip
 
 

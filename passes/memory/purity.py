@@ -7,6 +7,8 @@ from torch import fx
 
 #: Namespaces whose functional operators are known to be pure.
 _PURE = frozenset({"aten", "prims"})
+#: And of operators that run others: `run_with_rng_state` is of `redraw`, which knows what it runs.
+_PURE_HIGHER = frozenset({"flex_attention", "run_with_rng_state"})
 #: Inductor draws random numbers from a seed that it is given: pure, though the names say random.
 _SEEDED = frozenset({"prims::inductor_random", "prims::inductor_randint", "prims::inductor_lookup_seed"})
 _SEEDS = frozenset({"prims::inductor_seed", "prims::inductor_seeds"})
@@ -16,7 +18,7 @@ def why_not_recomputed(node: fx.Node) -> str:
     """Why running `node` again could change a result, in plain words; '' where it cannot."""
     target = node.target
     if isinstance(target, torch._ops.HigherOrderOperator):
-        return "" if str(target) == "flex_attention" else f"{target} may have effects"
+        return "" if str(target) in _PURE_HIGHER else f"{target} may have effects"
     if not isinstance(target, torch._ops.OpOverload):
         value = node.meta.get("val")
         return "" if not isinstance(value, torch.Tensor) else f"nothing is known about {target}"

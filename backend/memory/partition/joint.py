@@ -16,7 +16,8 @@ from optpass.backend.memory.replay.tail import NO_TAIL, Tail
 from optpass.passes.devices import DeviceSpec
 from optpass.passes.memory.plan import Ledger
 from optpass.passes.memory.pricing import node_prices
-from optpass.passes.memory.problem import Problem, build
+from optpass.passes.memory.problem import Price, Problem, build
+from optpass.passes.memory.redraw import is_state
 
 Modules = tuple[fx.GraphModule, fx.GraphModule]
 
@@ -44,9 +45,10 @@ def problem_of(
     forward, backward = parts.outputs(joint, n_outputs)
     saved = [n.name for n in default[1].graph.find_nodes(op="placeholder") if "tangents" not in str(n.target)]
     price = node_prices(joint.graph, device(), fused=fused, hint=hint, library=library_workspace)
+    cost = lambda node: Price() if is_state(node) else price(node)  # noqa: E731  # it is in what runs from the state
     problem = build(
         joint.graph, *([n for n in part if isinstance(n, fx.Node)] for part in (forward, backward)),
-        saved=saved, price=price, hint=hint, granularity=1 if _on_cpu(joint) else 512,
+        saved=saved, price=cost, hint=hint, granularity=1 if _on_cpu(joint) else 512,
     )  # fmt: skip
     tail = tail or tails_of(joint)[-1]
     tangents = sum(s.bytes for s in problem.storages if s.tangent)
@@ -87,6 +89,15 @@ def let_go(tail: Tail, more: Ledger, joint: fx.GraphModule, budget: Budget) -> t
     if losses and tail != NO_TAIL:
         tail = replace(tail, holds_outputs=False, kept_bytes=losses)
     return replace(tail, early_bytes=handed), more.plus(Ledger(activations=-handed))
+
+
+def behind(tail: Tail, backward: fx.GraphModule, budget: Budget) -> Tail:
+    """What happens behind a plan's forward: what earlier graphs have handed on stays where its backward reads it."""
+    if not tail.early_bytes or budget.tail is not None or budget.again:
+        return tail
+    handed = {f"primals_{1 + position}": size for position, size in budget.handed}
+    read = sum(handed.get(str(n.target), 0) for n in backward.graph.find_nodes(op="placeholder"))
+    return replace(tail, kept_bytes=tail.kept_bytes + read)
 
 
 def tails_of(joint: fx.GraphModule) -> tuple[Tail, ...]:

@@ -23,7 +23,14 @@ from optpass.backend.memory.budget import ENGINE_BYTES, Budget
 from optpass.backend.memory.partition.accumulate import accumulate_in_place, own_gradients
 from optpass.backend.memory.partition.choose import Chooser, Modules, Trial
 from optpass.backend.memory.partition.growth import sizes_in
-from optpass.backend.memory.partition.joint import assumed_of, lean_settings, loss_is_outside, not_seen, problem_of
+from optpass.backend.memory.partition.joint import (
+    assumed_of,
+    behind,
+    lean_settings,
+    loss_is_outside,
+    not_seen,
+    problem_of,
+)
 from optpass.backend.memory.partition.offloading import Walk, host_of, offloaded
 from optpass.backend.memory.partition.order import least_peak
 from optpass.backend.memory.partition.outcome import Outcome, plan_of
@@ -35,6 +42,7 @@ from optpass.backend.memory.replay.replay import Executor, StepReplay, replay_st
 from optpass.backend.memory.replay.tail import NO_TAIL, Tail
 from optpass.errors import BudgetInfeasibleError
 from optpass.passes.devices import DeviceSpec
+from optpass.passes.memory import redraw
 from optpass.passes.memory.emit import rewrite
 from optpass.passes.memory.plan import MemoryPlan
 from optpass.passes.memory.problem import Problem, reads_of_changed_inputs
@@ -106,6 +114,8 @@ class BudgetPartitioner:
         self.sizes = sizes_in(joint.graph)
         if self.executor == "inductor":
             accumulate_in_place(joint)
+        else:
+            redraw.split(joint.graph)
         named: BudgetInfeasibleError | None = None
         if self.budget.apart is not None and loss_is_outside(joint):
             self.budget = replace(self.budget, shared=True)
@@ -252,19 +262,18 @@ class BudgetPartitioner:
         with uncollected():
             written, saved = rewrite(joint, problem, timeline, parts.module_of)
             modules = parts.finish(*parts.extract(written, saved, n_outputs, static))
+            if self.executor != "inductor":
+                redraw.settle(modules[0].graph)
+                modules[0].recompile()
         replay = self._replay(modules, n_outputs, self.tail, settings=settings, improve=least_peak)
         return Trial(modules, timeline, replay, self.budget.follow)
 
     def _replay(self, modules: Modules, n_outputs: int, tail: Tail, **how: Any) -> StepReplay:
         self.outcome.replays += 1
         mutated = parts.mutated_inputs(modules[0])
-        if tail.early_bytes and self.budget.tail is None and not self.budget.again:  # what was handed on, if it goes
-            handed = {f"primals_{1 + position}": size for position, size in self.budget.handed}
-            read = sum(handed.get(str(n.target), 0) for n in modules[1].graph.find_nodes(op="placeholder"))
-            tail = replace(tail, kept_bytes=tail.kept_bytes + read)
         return replay_step(
-            *modules, n_outputs=n_outputs, executor=self.executor, tail=tail, mutated_inputs=mutated,
-            config_patches=self.patches, keep_lowered=True, **how,
+            *modules, n_outputs=n_outputs, executor=self.executor, tail=behind(tail, modules[1], self.budget),
+            mutated_inputs=mutated, config_patches=self.patches, keep_lowered=True, **how,
         )  # fmt: skip
 
     # ---- words --------------------------------------------------------------------------------------------------

@@ -167,8 +167,9 @@ class Finder:
         return seconds, members
 
     def _at_hand(self, u: int, step: int, at: int) -> bool:
-        """Whether `u` is live at `step` anyway, or can be held until then without being live at the peak."""
-        if u in self.schedule._held:
+        """Whether `u` is live at `step` anyway, or can be held until then without being live at the peak; or nothing
+        but to keep it is possible."""
+        if u in self.schedule._held or (u in self.pinned and u in self.state.kept):
             return True
         timeline = self.timeline
         for i in self._instances.get(u, ()):
