@@ -86,6 +86,9 @@ def plan(site: Site, *, prover: Prover, exact_rows: bool, training: bool, sizes:
         )
     if training and _learns(site.output) and not any(_learns(operand.value) for operand in _read(site, mask)):
         raise Blocked("gradients flow to what its result does not depend on, and to nothing else", site.output)
+    if training and site.scores.bounded:
+        reason = "scores are clamped: they may be so large that a backward which computes them again has other weights"
+        raise Blocked(reason, site.output)
     dtype = _dtype(site)
     if site.cancels:  # results and gradients do, and a kernel's are rounded one by one
         dtype = torch.promote_types(dtype, torch.float32)

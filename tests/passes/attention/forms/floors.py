@@ -94,7 +94,7 @@ class BiasAndPaddingInOneOperation(nn.Module):
         return out.transpose(0, 1)
 
 
-@form(target="fused", mask="free")
+@form(target="fused", train="decline", mask="free", reason="so large that a backward")
 def off_the_top_and_clamped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Scores within the range of float16, which the maximum of their row was taken off."""
     scores = q @ k.mT
