@@ -66,6 +66,8 @@ def _is_known(node: fx.Node) -> bool:
         return False
     if target.namespace != "aten" or node.kwargs.get("generator") is not None:
         return False
+    if node.meta.get("partitioner_tag") != "is_forward":  # as AOTAutograd marks it; what the backward draws runs once
+        return False
     values = tree_leaves([node.meta.get("val"), [a.meta.get("val") for a in node.all_input_nodes]])
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     return bool(node.all_input_nodes) and all(t.device.type == "cpu" for t in tensors)

@@ -36,6 +36,23 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+class Noisy(torch.autograd.Function):
+    """Draws in its backward too, which is to draw once."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 1.5
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * 1.5 + 0.01 * torch.randn_like(x) + F.dropout(g, 0.2)
+
+
+DRAWS["in the backward"] = lambda x: Noisy.apply(F.dropout(F.gelu(x), 0.3))
+
+
 class Drawing(nn.Module):
     """Layers with a draw behind each."""
 
@@ -92,7 +109,7 @@ def test_what_is_drawn_once_is_drawn_as_before():
     x = graph.placeholder("x")
     x.meta["val"] = value
     drawn = graph.call_function(torch.ops.aten.rand_like.default, (x,))
-    drawn.meta["val"] = value
+    drawn.meta |= {"val": value, "partitioner_tag": "is_forward"}
     graph.output((drawn,))
     redraw.split(graph)
     assert [n.target for n in graph.nodes if n.target in (SAVES_STATE, WITH_STATE)] == [SAVES_STATE, WITH_STATE]
