@@ -84,14 +84,6 @@ def write_page(obj: Report | Analysis | PlanReport, path: str) -> None:
 
 def render(obj: Report | Analysis | PlanReport, *, top: int = 10) -> None:
     """The terminal view on standard output."""
-    from optpass.reporting.model import Analysis
-    from optpass.reporting.plan.model import PlanReport
-    from optpass.reporting.plan.terminal import render_plan
-    from optpass.reporting.terminal import render_analysis, render_report
+    from optpass.reporting import shown
 
-    if isinstance(obj, PlanReport):
-        render_plan(obj, console(), top=top)
-    elif isinstance(obj, Analysis):
-        render_analysis(obj, console(), top=top)
-    else:
-        render_report(obj, console(), top=top)
+    shown.render(obj, console(), top=top)

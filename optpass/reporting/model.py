@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from optpass.reporting.audit.model import Audit
+from optpass.reporting.record import Document
 from optpass.reporting.record import ProcessRecord as ProcessRecord
 from optpass.reporting.record import Record as Record
 
@@ -153,7 +154,7 @@ class CompileCost(Record):
     t_steady_s: float = Field(default=0.0, description="Later calls of the forwards, host time.")
 
 
-class Analysis(Record):
+class Analysis(Document):
     """Roofline of a target: every op, every fused kernel, and the totals. Schema `optpass.analysis/1`."""
 
     schema_: Literal["optpass.analysis/1"] = Field(default="optpass.analysis/1", alias="schema")
@@ -170,7 +171,7 @@ class Analysis(Record):
     notes: list[str] = Field(default_factory=list, description="What a reader must know to judge the figures.")
 
 
-class Report(Record):
+class Report(Document):
     """Everything the processes of a run compiled. Schema `optpass.report/1`."""
 
     schema_: Literal["optpass.report/1"] = Field(default="optpass.report/1", alias="schema")

@@ -20,6 +20,23 @@ class Record(BaseModel):
     )
 
 
+class Document(Record):
+    """A record that users are handed: `str()` is what the terminal shows of it, `repr()` one line.
+
+    Of a run that compiled a few graphs, all fields in one line would be a million characters.
+    """
+
+    def __str__(self) -> str:
+        from optpass.reporting.shown import shown  # here, because views import records
+
+        return shown(self)
+
+    def __repr__(self) -> str:
+        filled = {name: value for name, value in self if isinstance(value, list) and value}
+        counts = ", ".join(f"{len(value)} {name}" for name, value in filled.items())
+        return f"<{type(self).__name__}: {counts or 'empty'}; print it to read it>"
+
+
 class ProcessRecord(Record):
     """One process (rank) that contributed graphs."""
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from optpass.reporting.record import ProcessRecord, Record
+from optpass.reporting.record import Document, ProcessRecord, Record
 
 AUDIT_SCHEMA = "optpass.audit/1"
 
@@ -163,7 +163,7 @@ class AuditSummary(Record):
     t_steady_s: float | None = Field(default=None, description="Steady calls, summed over functions.")
 
 
-class Audit(Record):
+class Audit(Document):
     """What a run's compiled functions did wrong. Schema `optpass.audit/1`."""
 
     schema_: Literal["optpass.audit/1"] = Field(default="optpass.audit/1", alias="schema")

@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from optpass.reporting.model import DeviceRecord, Record
+from optpass.reporting.record import Document
 
 PLAN_SCHEMA = "optpass.plan/1"
 
@@ -110,7 +111,7 @@ class BatchRecord(Record):
     )
 
 
-class PlanReport(Record):
+class PlanReport(Document):
     """The memory plan of one training step. Schema `optpass.plan/1`."""
 
     schema_: Literal["optpass.plan/1"] = Field(default="optpass.plan/1", alias="schema")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
+from optpass.reporting.audit.model import Audit
 from optpass.reporting.model import Analysis, Report
 from optpass.reporting.terminal import render_analysis, render_report
 
@@ -22,6 +23,15 @@ def shown(obj: Analysis | Report, *, width: int | None = None, top: int = 10) ->
         render_report(obj, console, top=top)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
+
+
+def test_a_document_reads_as_what_a_pipe_gets(analysis: Analysis, report: Report) -> None:
+    for obj in (analysis, report):
+        assert f"{obj}\n" == shown(obj)
+        assert "\n" not in repr(obj) and len(repr(obj)) < 200
+    assert repr(Report()) == "<Report: empty; print it to read it>"
+    assert f"{len(report.graphs)} graphs" in repr(report)
+    assert "0 graphs" in str(Audit())
 
 
 def test_a_pipe_gets_plain_text_with_whole_paths(analysis: Analysis, report: Report) -> None:
