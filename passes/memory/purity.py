@@ -33,9 +33,20 @@ def why_not_recomputed(node: fx.Node) -> str:
         return f"a custom operator ({name}) may have effects"
     if torch.Tag.data_dependent_output in target.tags:
         return "its result is a Python number"
-    if torch.Tag.dynamic_output_shape in target.tags:
+    if torch.Tag.dynamic_output_shape in target.tags and not _sized_by_arguments(node, target):
         return "the size of its result depends on data"
     return ""
+
+
+def _sized_by_arguments(node: fx.Node, target: torch._ops.OpOverload) -> bool:
+    """Of an operator whose tag says that data decides: not in this call. A gather (`x[index]`) is as large as its
+    indices unless one of them is a mask; numbers repeated by a tensor are where their sum is given."""
+    if target == torch.ops.aten.index.Tensor:
+        indices = [i.meta.get("val") for i in node.args[1] if isinstance(i, fx.Node)]  # type: ignore[union-attr]
+        return all(isinstance(i, torch.Tensor) and i.dtype in (torch.int64, torch.int32) for i in indices)
+    if target == torch.ops.aten.repeat_interleave.Tensor:
+        return node.kwargs.get("output_size") is not None
+    return False
 
 
 def draws(node: fx.Node) -> bool:
