@@ -18,7 +18,6 @@ from torch import fx
 from optpass.backend import compat, snapshot
 from optpass.backend.compat import partition as parts
 from optpass.backend.compat.memory import indices_kept
-from optpass.backend.compat.memory_calls import LOOP
 from optpass.backend.memory.budget import ENGINE_BYTES, Budget
 from optpass.backend.memory.partition.accumulate import accumulate_in_place, own_gradients
 from optpass.backend.memory.partition.choose import Chooser, Modules, Trial
@@ -31,13 +30,13 @@ from optpass.backend.memory.partition.joint import (
     not_seen,
     problem_of,
 )
+from optpass.backend.memory.partition.offered import needed_beside_more, offered_plan
 from optpass.backend.memory.partition.offloading import Walk, host_of, offloaded
 from optpass.backend.memory.partition.order import least_peak
 from optpass.backend.memory.partition.outcome import Outcome, plan_of
 from optpass.backend.memory.partition.refusal import refusal
 from optpass.backend.memory.partition.unbounded import refused_where_unbounded
-from optpass.backend.memory.plans.allot import light
-from optpass.backend.memory.plans.searches import SEARCHES, beneath, least_held
+from optpass.backend.memory.plans.searches import SEARCHES, beneath
 from optpass.backend.memory.replay.replay import Executor, StepReplay, replay_step
 from optpass.backend.memory.replay.tail import NO_TAIL, Tail
 from optpass.errors import BudgetInfeasibleError
@@ -46,7 +45,7 @@ from optpass.passes.memory import redraw
 from optpass.passes.memory.emit import rewrite
 from optpass.passes.memory.plan import MemoryPlan
 from optpass.passes.memory.problem import Problem, reads_of_changed_inputs
-from optpass.passes.memory.search.schedule import State, Timeline
+from optpass.passes.memory.search.schedule import Timeline
 from optpass.passes.memory.search.search import Search
 from optpass.passes.memory.uncollected import uncollected
 from optpass.units import format_bytes
@@ -182,7 +181,7 @@ class BudgetPartitioner:
             search, carry_out, room, self.budget.bytes - room, generated=generated, settings=settings,
             beneath=lambda: beneath(search),
         )  # fmt: skip
-        offered = self._offered(search, lambda timeline: carry_out(timeline, settings[0]), room)
+        offered = offered_plan(self.budget, search, lambda timeline: carry_out(timeline, settings[0]), room)
         found = chooser.better(offered) if offered is not None and not self.budget.shared else offered
         found = found or chooser.best() or chooser.smallest()
         found = self._offloaded(joint, search, lambda timeline: carry_out(timeline, settings[0]), room, found)
@@ -193,7 +192,9 @@ class BudgetPartitioner:
             base = base or self._replayed_default(joint, default, kwargs)  # the search may be wrong about this step
             least = min(found.peak - relief, self._needed(base))
             if least > room or self.at_optimizer > self.budget.bytes:
-                least = max(least, self._beside_more(search, lambda timeline: carry_out(timeline, settings[0])))
+                least = max(
+                    least, needed_beside_more(self.budget, search, lambda timeline: carry_out(timeline, settings[0]))
+                )
                 floor = self.budget.statics.total + ENGINE_BYTES + least
                 raise self._infeasible(search, found.timeline, found.replay, floor, relief)
             return None
@@ -228,30 +229,6 @@ class BudgetPartitioner:
     def _needed(self, base: StepReplay) -> int:
         """Bytes above the statics that the step needs with a plan."""
         return max(base.peak_bytes, base.handed_bytes + self.budget.follow if self.budget.follow else 0)
-
-    def _beside_more(self, search: Search, carry_out: Callable[[Timeline], Trial]) -> int:
-        """The least that the graph needs beside the runs of itself that its caller's code says are to come; of a loop
-        nobody knows how many."""
-        more = self.budget.to_come
-        if not 0 < more < LOOP:
-            return 0
-        trial = carry_out(light(search, more))
-        return trial.peak + more * trial.replay.handed_bytes
-
-    def _offered(self, search: Search, carry_out: Callable[[Timeline], Trial], room: int) -> Trial | None:
-        """The plan that was chosen for the step as a whole, if this is the graph that it was chosen for and it fits;
-        where nobody knows yet what follows, the one that holds least, or needs least beside more calls of it."""
-        if self.budget.shared:
-            more = self.budget.to_come
-            named = room if more < LOOP else 0  # of a loop nobody knows how long it is
-            trial = carry_out(light(search, more, named) if more else least_held(search))
-            if trial.peak > room and self.budget.lenient and not more:
-                trial = carry_out(light(search))
-            return trial if trial.peak <= room or self.budget.lenient else None
-        if self.budget.state is None or self.budget.state[0] != len(search.problem.operations):
-            return None
-        trial = carry_out(search.schedule.run(State.thawed(self.budget.state[1])))
-        return trial if trial.peak <= room else None
 
     def _carry_out(
         self, joint: fx.GraphModule, problem: Problem, timeline: Timeline, kwargs: dict[str, Any],

@@ -9,9 +9,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from optpass.backend import compat
+from optpass.backend import compat, snapshot
 from optpass.backend.memory.replay.wrapper import fake_tensor
 from optpass.passes.memory.unbacked import UnboundedSizeError, value_of
+
+
+def copied(gm: fx.GraphModule) -> fx.GraphModule:
+    """A copy that may be changed, as lowering does."""
+    return fx.GraphModule(gm, snapshot.copy_graph(gm.graph, keep=True))
 
 
 def values_of_inputs(gm: fx.GraphModule) -> list[Any]:

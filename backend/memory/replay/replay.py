@@ -2,25 +2,26 @@
 
 A replay is exact where the executor is: `graph` for aot_eager, which runs the partitioner's graphs as they stand, and
 `inductor` for the generated wrapper. Both phases run on one count of storages, so that a saved tensor that is a view,
-an output or an input is counted as what it is. Which plan to replay is the partitioner's to say; measured peaks are
-`measure`'s.
+an output or an input is counted as what it is. A graph that is no step is `alone`'s. Which plan to
+replay is the partitioner's to say; measured peaks are `measure`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import fx
 
-from optpass.backend import compat, snapshot
+from optpass.backend import compat
 from optpass.backend.compat import memory as inductor
 from optpass.backend.memory.replay.graph_run import GraphRun
 from optpass.backend.memory.replay.graph_values import (
     concrete,
     contiguous,
+    copied,
     outputs_of,
     restrided,
     sizes_read,
@@ -31,23 +32,6 @@ from optpass.backend.memory.replay.tail import NO_TAIL, Tail
 from optpass.backend.memory.replay.wrapper import Wrapper, fake_tensor
 
 Executor = Literal["graph", "inductor"]
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """One graph, replayed; bytes are above those of its static inputs.
-
-    Attributes:
-        peak_bytes: most bytes at one time.
-        end_bytes: bytes of outputs and of inputs that are still held when it returns.
-        peak_label: what ran at the peak: a node or a kernel.
-        timeline: bytes after each operation.
-    """
-
-    peak_bytes: int
-    end_bytes: int
-    peak_label: str
-    timeline: tuple[Moment, ...] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -84,42 +68,6 @@ class StepReplay:
     def peak_bytes(self) -> int:
         """Most bytes at one time in the step."""
         return max((moment.live_bytes for moment in self.timeline), default=0)
-
-
-def replay_graph(gm: fx.GraphModule, *, static_inputs: Iterable[int] = ()) -> Replayed:
-    """The peak of an ATen graph as aot_eager runs it.
-
-    Args:
-        gm: forward, backward or inference graph whose placeholders have `meta["val"]`. It is not changed.
-        static_inputs: indices of inputs that live on whatever the graph does (parameters, what the user holds); they
-            do not count. The others are there at the start, and are released after their last use.
-    """
-    return _replay_one(gm, static_inputs, lambda mode: GraphRun(gm, mode))
-
-
-def replay_inductor(
-    gm: fx.GraphModule,
-    *,
-    is_backward: bool,
-    static_inputs: Iterable[int] = (),
-    user_outputs: Sequence[int] = (),
-    donated: Sequence[int] = (),
-    config_patches: dict[str, Any] | None = None,
-) -> Replayed:
-    """The peak of what Inductor generates for a graph. Nothing is compiled, and `gm` is not changed.
-
-    Arguments as for `replay_graph` and `compat.memory.lower`. Raises what Inductor raises.
-    """
-    lowered = inductor.lower(
-        _copy(gm), values_of_inputs(gm), is_backward=is_backward, user_outputs=user_outputs, donated=donated,
-        config_patches=config_patches,
-    )  # fmt: skip
-    return _replay_one(gm, static_inputs, lambda mode: Wrapper(lowered, mode, sizes_read(gm)))
-
-
-def replay_compiled(compiled: Any, gm: fx.GraphModule, *, static_inputs: Iterable[int] = ()) -> Replayed:
-    """As `replay_inductor`, of a graph that Inductor has compiled: `compiled` is its `CompiledFxGraph`."""
-    return _replay_one(gm, static_inputs, lambda mode: Wrapper(inductor.lowered_from(compiled), mode, sizes_read(gm)))
 
 
 def replay_step(
@@ -224,7 +172,7 @@ class _Step:
         users = range(self.mutated_inputs, self.n_outputs)
         outputs = outputs_of(self.forward)
         lowered = inductor.lower(
-            _copy(self.forward), values_of_inputs(self.forward), is_backward=False,
+            copied(self.forward), values_of_inputs(self.forward), is_backward=False,
             user_outputs=[i for i in users if isinstance(outputs[i], fx.Node)], **self.how,
         )  # fmt: skip
         self.lowered.append(lowered)
@@ -237,7 +185,7 @@ class _Step:
         values = [restrided(node.meta["val"], saved.get(node.name)) for node in placeholders]
         outputs = [i for i, node in enumerate(outputs_of(self.backward)) if isinstance(node, fx.Node)]
         lowered = inductor.lower(
-            _copy(self.backward), values, is_backward=True, **self.how,
+            copied(self.backward), values, is_backward=True, **self.how,
             donated=inductor.donated_inputs(self.forward, self.backward, self.n_outputs),
             user_outputs=outputs if inductor.keeps_gradient_strides() else (),
         )  # fmt: skip
@@ -290,26 +238,3 @@ def _sizes(values: Mapping[str, Any], storages: Storages) -> dict[str, int]:
             found[name] = 0 if key in seen else storages.size(value)
             seen.add(key)
     return found
-
-
-def _replay_one(
-    gm: fx.GraphModule, static_inputs: Iterable[int], program: Callable[[compat.FakeTensorMode], Any]
-) -> Replayed:
-    mode = compat.FakeTensorMode(allow_non_fake_inputs=True)
-    storages, static = Storages(), set(static_inputs)
-    args = [concrete(value, mode) for value in values_of_inputs(gm)]
-    kept = [value for i, value in enumerate(args) if i in static]
-    for i, value in enumerate(args):
-        if isinstance(value, torch.Tensor):
-            (storages.external if i in static else storages.add)(value)
-    storages.mark("inputs")
-    del value
-    outputs = program(mode).run(args, storages)
-    storages.mark("end")
-    result = Replayed(storages.peak, storages.live, storages.peak_label, tuple(storages.timeline))
-    del outputs, kept
-    return result
-
-
-def _copy(gm: fx.GraphModule) -> fx.GraphModule:
-    return fx.GraphModule(gm, snapshot.copy_graph(gm.graph, keep=True))

@@ -15,7 +15,8 @@ from torch import fx
 from optpass.backend import compat
 from optpass.backend.capture import Source
 from optpass.backend.compat.memory_backward import Held
-from optpass.backend.memory.replay.replay import Executor, replay_graph, replay_inductor
+from optpass.backend.memory.replay.alone import replay_graph, replay_inductor
+from optpass.backend.memory.replay.replay import Executor
 from optpass.backend.memory.seen.leaves import Leaf, Stores, parameters_of
 from optpass.reporting import store
 

@@ -17,7 +17,8 @@ from optpass.backend.compat import memory as inductor
 from optpass.backend.compat import memory_known
 from optpass.backend.compat import partition as parts
 from optpass.backend.memory.measure import measure_peak
-from optpass.backend.memory.replay.replay import StepReplay, replay_compiled, replay_inductor, replay_step
+from optpass.backend.memory.replay.alone import replay_compiled, replay_inductor
+from optpass.backend.memory.replay.replay import StepReplay, replay_step
 from optpass.backend.memory.replay.tail import NO_TAIL, LossTail, Tail
 
 #: Scalars that torch wraps into tensors, and the loss's own gradient.

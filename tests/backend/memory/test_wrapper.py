@@ -11,7 +11,7 @@ from torch import fx
 
 from optpass.backend import compat
 from optpass.backend.compat import memory as inductor
-from optpass.backend.memory.replay.replay import replay_graph
+from optpass.backend.memory.replay.alone import replay_graph
 from optpass.backend.memory.replay.storages import Storages
 from optpass.backend.memory.replay.tail import Tail
 from optpass.backend.memory.replay.wrapper import Wrapper, fake_tensor
