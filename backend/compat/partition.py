@@ -140,6 +140,17 @@ def tangents_are_boxed() -> bool:
     return hasattr(torch.autograd.Function, "boxed_grads_call")
 
 
+def ungraded_inputs(joint: fx.GraphModule, num_fwd_outputs: int) -> tuple[int, ...]:
+    """Positions of the inputs of a joint graph that its backward makes no gradient of."""
+    inputs = [n for n in joint.graph.find_nodes(op="placeholder") if str(n.target).startswith("primals_")]
+    output = next(n for n in reversed(joint.graph.nodes) if n.op == "output")
+    gradients = torch.utils._pytree.tree_leaves(output.args, is_leaf=lambda value: value is None)[num_fwd_outputs:]
+    if len(gradients) != len(inputs):
+        return ()
+    without = (n for n, gradient in zip(inputs, gradients, strict=True) if gradient is None)
+    return tuple(int(str(n.target).removeprefix("primals_")) - 1 for n in without)
+
+
 def mutated_inputs(forward: fx.GraphModule) -> int:
     """How many outputs of a forward graph, at the front, are new values of inputs."""
     output = next(n for n in reversed(forward.graph.nodes) if n.op == "output")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from optpass.backend import compat
 from optpass.backend.compat.memory_autograd import tensors_around_compile
+from optpass.backend.memory.budget import Budget
 from optpass.backend.memory.partition.partitioner import BudgetPartitioner
 from optpass.backend.memory.seen.expected import NOTHING_KNOWN, Expected
 from optpass.backend.memory.seen.leaves import Share
@@ -62,6 +63,18 @@ def partitioner_of(
         return None, f"the option 'memory_budget' has no effect with this version of torch: {problem}"
     partitioner = BudgetPartitioner(budget, device, "inductor" if inner == "inductor" else "graph")
     partitioner.relief, partitioner.offloads = relief, options.offload == "auto"
+    partitioner.follows = more
+    if share is None:
+
+        def if_nothing_else_trains(ungraded: Collection[int]) -> Budget:
+            fewer = any(i in ungraded and p.requires_grad for i, p in tensors.parameters)
+            found = budget_of(
+                options, device, tensors, more_follow=more, gradients=gradients, expected=expected, ungraded=ungraded,
+                alone=True,
+            ) if fewer or (more and tensors.idle) else None  # fmt: skip
+            return found or partitioner.budget
+
+        partitioner.if_nothing_else_trains = if_nothing_else_trains
     return partitioner, ""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,18 +43,20 @@ class Optimizing:
         return self.step + sum(p.nbytes for p in self.copies) + scalars
 
     @classmethod
-    def of(cls, options: Options, trained: Sequence[torch.Tensor]) -> Optimizing:
-        """That of the parameters `trained`. One that is named trains all that a live optimizer holds beside them.
+    def of(cls, options: Options, trained: Sequence[torch.Tensor], idle: Iterable[torch.Tensor] = ()) -> Optimizing:
+        """That of the parameters `trained`. One that is named trains all that a live optimizer holds beside them, but
+        for `idle` ones, which get no gradient.
 
         Raises:
             ConfigError: the option names none that is known.
         """
-        found = find_optimizer(trained, library_workspace)
+        ids = {id(p) for p in idle}
+        found = find_optimizer(trained, library_workspace, ids)
         held, copies = ((), ()) if found is None else (found.parameters, found.copies)
         if options.optimizer is not None:
             name = optimizers.check(options) or "none"
             stepped = held if copies else (*trained, *held)
-            everything = list({id(p): p for p in stepped if p.requires_grad}.values())
+            everything = list({id(p): p for p in stepped if p.requires_grad and id(p) not in ids}.values())
             gpu = any(p.device.type != "cpu" for p in everything)
             cost = optimizers.cost(
                 name, sizes_of(everything), gpu=gpu, where=options.where("optimizer"), library=library_workspace

@@ -16,6 +16,7 @@ from optpass.backend.compat.memory_autograd import is_in_backward, packs_what_is
 from optpass.backend.compat.memory_calls import LOOP
 from optpass.backend.memory.eager.timeline import Shapes
 from optpass.backend.memory.filing import grown
+from optpass.backend.memory.idle import idle_of
 from optpass.backend.memory.partition.growth import Growth
 from optpass.backend.memory.partition.partitioner import BudgetPartitioner
 from optpass.backend.memory.seen.expected import Expected, resize, shapes_of
@@ -99,6 +100,10 @@ class Planned:
         STEPS.traced()
         self._leaf.inputs.update(tensors.unread)
         self._leaf.buffers.update(tensors.unread_of_modules)
+        partitioner.if_nothing_else_trains = None
+        if case.before is None and not partitioner.follows:
+            idle = idle_of(tensors.idle, tensors.parameters, partitioner.ungraded, ())
+            self._leaf.idle = tuple(weakref.ref(p) for p in idle)
         self._trained = [i for i, p in tensors.parameters if p.requires_grad]
         self._compiled: Callable[..., Any] | None = compiled
         self._growth = Growth(dynamic, partitioner.sizes) if dynamic else None

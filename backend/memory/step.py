@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from optpass.backend import compat
 from optpass.backend.compat.memory_autograd import is_checkpointed
@@ -22,12 +21,14 @@ from optpass.backend.memory.around_gpu import beside
 from optpass.backend.memory.budget import ENGINE_BYTES, Budget
 from optpass.backend.memory.eager.caller import held_in_call
 from optpass.backend.memory.eager.held import held_upstream, only_handed_on
+from optpass.backend.memory.idle import idle_of, unread_of
 from optpass.backend.memory.measure import storage_bytes
 from optpass.backend.memory.optimizing import Optimizing
 from optpass.backend.memory.replay.graph_values import ints
 from optpass.backend.memory.seen.apart import STARTED
 from optpass.backend.memory.seen.expected import NOTHING_KNOWN, Expected
-from optpass.backend.memory.seen.leaves import Share, Stores
+from optpass.backend.memory.seen.leaves import Share
+from optpass.backend.memory.seen.stores import Stores
 from optpass.backend.memory.together.together import STEPS
 from optpass.options import Options
 from optpass.passes.devices import DeviceSpec
@@ -50,6 +51,7 @@ class StepTensors:
             of modules that it reads some of.
         around: elements and bytes of other tensors that the caller holds, of those with as many as an output.
         held: what the function that calls the graph holds beside them, and beside an index for each row of an output.
+        idle: parameters of modules that it reads others of, which have no gradient and which it does not read.
         module_tensors: positions of those buffers that are inputs of the graph.
         again: a checkpoint runs the graph again in the backward.
         to_come: calls of the graph that the function which calls it may make before it asks for a backward.
@@ -69,6 +71,7 @@ class StepTensors:
     again: bool = False
     positions: tuple[int, ...] = ()
     held_by_caller: bool | None = True
+    idle: tuple[torch.Tensor, ...] = ()
 
     @classmethod
     def of(
@@ -98,8 +101,9 @@ class StepTensors:
                     lent.append(position)
         held = [getattr(gm, str(n.target), None) for n in gm.graph.find_nodes(op="get_attr")]
         buffers += [value for value in held if isinstance(value, torch.Tensor)]
-        idle = _unread(modules, [*(p for _, p in parameters), *buffers])
-        buffers += idle
+        beside = unread_of(modules, [*(p for _, p in parameters), *buffers])
+        still = [t for t in beside if not t.requires_grad]
+        buffers += still
         unread = [t for t in call if not isinstance(t, nn.Parameter) and all(t is not p for _, p in parameters)]
         inputs += [t for t in unread if all(t is not other for other in (*inputs, *buffers))]
         read = Stores([*(p for _, p in parameters), *buffers, *inputs])
@@ -113,8 +117,9 @@ class StepTensors:
         return cls(
             tuple(parameters), tuple(buffers), tuple(inputs), tuple(lent), Stores(unread), tuple(sorted(others)),
             tuple(t for t in mine if t.layout == torch.strided and not read.has(t.untyped_storage())),
-            calls_to_come() if torch.is_grad_enabled() and not is_checkpointed() else 0, Stores(idle),
+            calls_to_come() if torch.is_grad_enabled() and not is_checkpointed() else 0, Stores(still),
             is_checkpointed(), tuple(positions), holds_result() if torch.is_grad_enabled() else True,
+            tuple(t for t in beside if t.requires_grad and t.grad is None),
         )  # fmt: skip
 
     @property
@@ -125,7 +130,8 @@ class StepTensors:
 
 def budget_of(
     options: Options, device: Callable[[], DeviceSpec], tensors: StepTensors, *, more_follow: bool, gradients: bool,
-    share: Share | None = None, expected: Expected = NOTHING_KNOWN,
+    share: Share | None = None, expected: Expected = NOTHING_KNOWN, ungraded: Collection[int] = (),
+    alone: bool | None = None,
 ) -> Budget | None:  # fmt: skip
     """What the graph may use; None where no budget is asked for.
 
@@ -137,6 +143,8 @@ def budget_of(
         gradients: gradients of earlier micro-batches are there when the step begins.
         share: what the graph may use, where the step has been seen.
         expected: what is known of what is around it, where only that has been seen.
+        ungraded: positions of parameters that its backward makes no gradient of.
+        alone: what it does not train nothing does; by default where no graph follows.
 
     Raises:
         ConfigError: a budget or an optimizer that cannot be used as given.
@@ -154,11 +162,15 @@ def budget_of(
             settled=True, batch=_batch(tensors.inputs), notes=("planned for the step as it was seen",),
         )  # fmt: skip
     before = STEPS.waiting_parameters()
-    optimizer = Optimizing.of(options, [*tensors.trained, *(p for p in before if p.requires_grad)])
     saved, leaves = held_upstream(tensors.inputs)
-    everything = _distinct([*(p for _, p in tensors.parameters), *before, *optimizer.parameters, *leaves])
-    counted, copies = {id(p) for p in everything}, {id(p) for p in optimizer.copies}
-    trained = [p for p in everything if p.requires_grad and id(p) not in copies]
+    alone = not more_follow if alone is None else alone
+    idle = [] if not alone else idle_of(tensors.idle, tensors.parameters, ungraded, [*before, *leaves])
+    optimizer = Optimizing.of(options, [*tensors.trained, *(p for p in before if p.requires_grad)], idle)
+    everything = _distinct(
+        [*(p for _, p in tensors.parameters), *before, *optimizer.parameters, *leaves, *tensors.idle]
+    )
+    counted, apart_from = {id(p) for p in everything}, {id(p) for p in (*optimizer.copies, *idle)}
+    trained = [p for p in everything if p.requires_grad and id(p) not in apart_from]
     # Backwards run in the reverse order: the gradients of graphs that come after this one are there, those of graphs
     # and eager code that came before it are not.
     settled = {id(p) for p in (*tensors.trained, *before, *leaves)}
@@ -214,18 +226,6 @@ def _beside(
         return 0
     multiplies = any(t.dim() > 1 for t in everything)
     return beside(device(), held, multiplies, again=optimizer.state / max(1, storage_bytes(everything)))
-
-
-def _unread(modules: Iterable[nn.Module], read: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Buffers and frozen parameters of those modules some of whose tensors are read, but for what is."""
-    seen, devices = {id(t) for t in read}, {t.device for t in read}
-    found: dict[int, torch.Tensor] = {}
-    for module in modules:
-        own = [*module.buffers(), *module.parameters()]
-        if any(id(t) in seen for t in own):
-            idle = [t for t in own if not t.requires_grad and t.device in devices and t.layout == torch.strided]
-            found.update((id(t), t) for t in idle if not isinstance(t, (UninitializedBuffer, UninitializedParameter)))
-    return [t for key, t in found.items() if key not in seen]
 
 
 def _batch(inputs: Sequence[torch.Tensor]) -> int | None:

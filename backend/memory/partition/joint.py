@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -25,6 +26,9 @@ Modules = tuple[fx.GraphModule, fx.GraphModule]
 INDEX_BYTES = 8
 #: Bytes of a value that a loss computes with, at least.
 _WIDE = torch.float32.itemsize
+
+#: Inductor's settings that need less memory than its default ones: tensors keep their layout around convolutions.
+LEAN: dict[str, Any] = {"layout_optimization": False}
 
 
 def problem_of(

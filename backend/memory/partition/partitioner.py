@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from optpass.backend.memory.partition.accumulate import accumulate_in_place, own
 from optpass.backend.memory.partition.choose import Chooser, Modules, Trial
 from optpass.backend.memory.partition.growth import sizes_in
 from optpass.backend.memory.partition.joint import (
+    LEAN,
     assumed_of,
     behind,
     lean_settings,
@@ -58,8 +59,6 @@ FOLLOW = 2
 REPLAYED_AT_LEAST = 0.85
 #: How a note begins that says what the next plan needs, where the budget is used in part.
 NEXT = "the next plan, which recomputes less, needs"
-#: Inductor's settings that need less memory than its default ones: tensors keep their layout around convolutions.
-LEAN: dict[str, Any] = {"layout_optimization": False}
 
 
 class BudgetPartitioner:
@@ -84,6 +83,10 @@ class BudgetPartitioner:
         self.offloads = True  #: the option allows it
         self.search: Search | None = None  #: of the graph, for plans of the step as a whole
         self.relief: Callable[[], int] = lambda: 0  #: bytes that other graphs can hold less of from the next step on
+        #: Its budget if nothing else trains what it does not, by positions; holds the graph's tensors, so is dropped.
+        self.if_nothing_else_trains: Callable[[Collection[int]], Budget] | None = None
+        self.follows = False  #: the graph ends in a graph break
+        self.ungraded: tuple[int, ...] = ()  #: positions of those; none where the caches answered
         self.sizes: list[Any] | None = None  #: symbolic sizes of the graph's tensors; None where the caches answered
         self.tail = budget.tail or NO_TAIL  #: what happens between forward and backward, as the plan has it
         self.at_optimizer = budget.at_optimizer  #: with outputs that the caller is taken to hold; or ahead of the step
@@ -115,6 +118,20 @@ class BudgetPartitioner:
             accumulate_in_place(joint)
         else:
             redraw.split(joint.graph)
+        self.ungraded = parts.ungraded_inputs(joint, kwargs["num_fwd_outputs"])
+        fewer = self.budget if self.if_nothing_else_trains is None else self.if_nothing_else_trains(self.ungraded)
+        known = fewer is self.budget or not self.follows
+        self.budget = fewer if known else self.budget
+        try:
+            return self._assumed(joint, default, kwargs)
+        except BudgetInfeasibleError:
+            if known:
+                raise
+            self.budget = fewer  # the graphs that follow may not train it either
+            return self._assumed(joint, default, kwargs)
+
+    def _assumed(self, joint: fx.GraphModule, default: Modules, kwargs: dict[str, Any]) -> Modules:
+        """The graph split for the first of the assumptions about what happens behind it that fits."""
         named: BudgetInfeasibleError | None = None
         if self.budget.apart is not None and loss_is_outside(joint):
             self.budget = replace(self.budget, shared=True)
@@ -200,9 +217,9 @@ class BudgetPartitioner:
             return None
         if self.at_optimizer > self.budget.bytes and not self.budget.lenient:
             raise self._infeasible(search, found.timeline, found.replay, self.at_optimizer)
+        alone = base is None and not (self.budget.shared or self.budget.lenient)
         likely = search.unconstrained * found.peak <= room * found.timeline.peak  # after what was replayed
-        likely = likely and base is None and not (self.budget.shared or self.budget.lenient)
-        if likely and self._needed(self._replayed_default(joint, default, kwargs)) <= room:
+        if alone and likely and self._needed(self._replayed_default(joint, default, kwargs)) <= room:
             return None
         above = None if self.budget.shared or found.timeline.offloaded else chooser.unused(found)
         if above is not None:
@@ -269,11 +286,9 @@ class BudgetPartitioner:
         )  # fmt: skip
 
     def _described(self, search: Search, timeline: Timeline, replay: StepReplay) -> MemoryPlan:
-        budget = self.budget
-        own = replay.peak_bytes + ENGINE_BYTES
         return plan_of(
-            search, timeline, budget_bytes=budget.bytes, statics=budget.statics, own=own, engine=ENGINE_BYTES,
-            at_optimizer=self.at_optimizer, unconstrained=self._default_peak, generated=self.executor == "inductor",
+            search, timeline, budget_bytes=self.budget.bytes, statics=self.budget.statics, engine=ENGINE_BYTES,
+            own=replay.peak_bytes + ENGINE_BYTES, at_optimizer=self.at_optimizer, unconstrained=self._default_peak, generated=self.executor == "inductor",
         )  # fmt: skip
 
     def _infeasible(

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from optpass.backend.compat.memory_modules import compiled_modules
-from optpass.backend.memory.seen.leaves import Stores
+from optpass.backend.memory.seen.stores import Stores
 
 
 class Started:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from optpass.backend.memory.seen.leaves import Leaf, Stores
+from optpass.backend.memory.seen.leaves import Leaf
+from optpass.backend.memory.seen.stores import Stores
 
 #: Chains of runs that are remembered, to find which of them make up one step.
 REMEMBERED = 64

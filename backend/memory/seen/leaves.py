@@ -6,9 +6,8 @@ When these are seen is `runs`' to say, and what follows from them `together`'s.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
@@ -17,6 +16,7 @@ from optpass.backend.memory.eager.timeline import AS_SEEN, Resize, Shapes
 from optpass.backend.memory.partition.partitioner import BudgetPartitioner
 from optpass.backend.memory.replay.tail import Tail
 from optpass.backend.memory.seen.situation import Beside
+from optpass.backend.memory.seen.stores import Stores
 from optpass.options import Options
 from optpass.passes.memory.plan import Ledger
 from optpass.passes.memory.search.schedule import FrozenState
@@ -57,6 +57,7 @@ class Leaf:
         inputs: what it and other plans of the same graph were given, and the targets of their losses.
         inputs_seen: bytes of these that were there when it was looked at, at most.
         inputs_there: the same in its backward, with the targets that were found until then.
+        idle: parameters of its modules, weakly, that get no gradient in its step, unless another graph makes one.
         known: parameters that its runs were given or that eager code around them reads, weakly, by identity.
         situations: what was held beside it, by the other runs that waited for their backward.
         held: bytes that it holds from forward to backward, outputs included; the most seen.
@@ -88,10 +89,11 @@ class Leaf:
     parameters: tuple[int, ...] = ()
     own: tuple[weakref.ref[torch.Tensor], ...] = ()
     module_tensors: tuple[int, ...] = ()
-    buffers: Stores = field(default_factory=lambda: Stores())
-    inputs: Stores = field(default_factory=lambda: Stores())
+    buffers: Stores = field(default_factory=Stores)
+    inputs: Stores = field(default_factory=Stores)
     inputs_seen: int = 0
     inputs_there: int = 0
+    idle: tuple[weakref.ref[torch.Tensor], ...] = ()
     known: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
     situations: dict[frozenset[tuple[Leaf, int]], Beside] = field(default_factory=dict)
     held: int = 0
@@ -124,11 +126,22 @@ class Leaf:
             if reference is None or reference() is not parameter:
                 self.known[id(parameter)] = weakref.ref(parameter)
 
+    def trained(self) -> set[int]:
+        """Identities of those of its parameters that it makes a gradient of."""
+        idle = {id(p) for p in _alive(self.idle)}
+        return {id(p) for p in _alive(self.own) if p.requires_grad and id(p) not in idle}
+
+    def note_trained(self, parameters: Collection[int]) -> None:
+        """Another graph, which may be of other steps, makes gradients of `parameters`."""
+        kept = tuple(reference for reference in self.idle if id(reference()) not in parameters)
+        if len(kept) < len(self.idle):
+            self.idle, self.news = kept, True
+
     def succeed(self, leaf: Leaf) -> None:
         """Take the place of `leaf`, and take over what was seen of it."""
         leaf.next, self.generation = self, leaf.generation + bool(leaf.situations)
         self.situations, self.buffers, self.inputs_seen = dict(leaf.situations), leaf.buffers, leaf.inputs_seen
-        self.inputs_there = leaf.inputs_there
+        self.inputs_there, self.idle = leaf.inputs_there, leaf.idle
         self.learn(leaf)
 
     def learn(self, leaf: Leaf) -> None:
@@ -206,81 +219,19 @@ class Leaf:
         return leaf
 
 
-class Stores:
-    """Weak references to the storages behind tensors, each once."""
-
-    def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
-        self._found: dict[int, Any] = {}
-        self.add(tensors)
-
-    def add(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Take in what is behind `tensors`."""
-        for tensor in tensors:
-            for part in _plain(tensor):
-                storage = part.untyped_storage()
-                if storage._cdata not in self._found or self._found[storage._cdata]() is None:
-                    self._found[storage._cdata] = weakref.ref(storage)
-
-    def update(self, other: Stores) -> None:
-        """Take in those of `other`."""
-        self.keep(other._found.items())
-
-    def keep(self, references: Iterable[tuple[int, weakref.ref[Any]]]) -> None:
-        """Take in storages by their keys and weak references."""
-        for key, reference in references:
-            if self._found.setdefault(key, reference)() is None:  # its place in memory was taken by another
-                self._found[key] = reference
-
-    def has(self, storage: Any) -> bool:
-        """Whether a storage that is there is one of them."""
-        reference = self._found.get(storage._cdata)
-        return reference is not None and reference() is not None
-
-    def had(self, reference: weakref.ref[Any] | None) -> bool:
-        """Whether a weak reference without a callback is to one of them, which may have been released."""
-        return any(one is reference for one in self._found.values())
-
-    def drop(self, other: Stores) -> None:
-        """Leave out those of `other`."""
-        for key, reference in other._found.items():
-            if reference() is not None:  # else its place in memory may have been taken by one of these
-                self._found.pop(key, None)
-
-    def prune(self) -> None:
-        """Leave out those that have been released."""
-        self._found = {key: reference for key, reference in self._found.items() if reference() is not None}
-
-    def largest(self) -> weakref.ref[Any] | None:
-        """The one of the most bytes; None where there is none."""
-        sizes = self.alive()
-        return self._found[max(sizes, key=lambda key: sizes[key])] if sizes else None
-
-    def alive(self) -> dict[int, int]:
-        """Bytes of each that has not been released."""
-        found = {}
-        for key, reference in self._found.items():
-            storage = reference()
-            if storage is not None:
-                found[key] = storage.nbytes()
-        return found
-
-    def sizes(self) -> list[tuple[Any, int]]:
-        """A weak reference to each that has not been released, with its bytes."""
-        return [(self._found[key], size) for key, size in self.alive().items()]
-
-    def storages(self) -> Iterator[Any]:
-        """Those that have not been released."""
-        for reference in self._found.values():
-            storage = reference()
-            if storage is not None:
-                yield storage
+def _alive(references: Iterable[weakref.ref[torch.Tensor]]) -> list[torch.Tensor]:
+    return [tensor for reference in references if (tensor := reference()) is not None]
 
 
-def _plain(tensor: torch.Tensor) -> list[torch.Tensor]:
-    if not hasattr(tensor, "__tensor_flatten__"):
-        return [tensor] if tensor.layout == torch.strided else []
-    names, _ = tensor.__tensor_flatten__()
-    return [part for name in names for part in _plain(getattr(tensor, name))]
+def idle_in(leaves: Iterable[Leaf]) -> list[torch.Tensor]:
+    """Parameters of their modules that nothing trains in the step of `leaves`: no graph of it, and no eager code that
+    was seen in it."""
+    leaves = list(leaves)
+    found = {id(p): p for leaf in leaves for p in _alive(leaf.idle)}
+    graphs = {id(p) for leaf in leaves for p in _alive(leaf.own)}
+    eager = {key for leaf in leaves for key in leaf.known if key not in graphs}
+    trained = eager.union(*(leaf.trained() for leaf in leaves))
+    return [p for key, p in found.items() if key not in trained]
 
 
 def parameters_of(leaves: Iterable[Leaf]) -> list[torch.Tensor]:

@@ -16,9 +16,10 @@ from optpass.backend.memory.budget import ENGINE_BYTES
 from optpass.backend.memory.eager.caller import held_in_backward
 from optpass.backend.memory.eager.held import due, held_in, pending
 from optpass.backend.memory.eager.part import EagerLoss, loss_of
-from optpass.backend.memory.seen.leaves import Leaf, Stores, own_of, parameters_of
+from optpass.backend.memory.seen.leaves import Leaf, own_of, parameters_of
 from optpass.backend.memory.seen.run import Run
 from optpass.backend.memory.seen.situation import Beside
+from optpass.backend.memory.seen.stores import Stores
 from optpass.backend.memory.seen.ungraded import Lent
 from optpass.backend.memory.seen.watch import Watch
 from optpass.passes.memory.optimizers.search import states_of

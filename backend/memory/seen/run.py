@@ -14,7 +14,8 @@ from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.compat.memory_backward import Held
 from optpass.backend.memory.eager.timeline import Shapes
 from optpass.backend.memory.replay.tail import GENERATOR_BYTES
-from optpass.backend.memory.seen.leaves import Leaf, Stores
+from optpass.backend.memory.seen.leaves import Leaf
+from optpass.backend.memory.seen.stores import Stores
 from optpass.passes.memory.transfers import is_on_host
 
 

@@ -24,9 +24,10 @@ from optpass.backend.memory.eager.timeline import Shapes
 from optpass.backend.memory.replay.graph_values import ints
 from optpass.backend.memory.seen.chains import Chains
 from optpass.backend.memory.seen.expected import alike, shapes_of
-from optpass.backend.memory.seen.leaves import Leaf, Stores, parameters_of
+from optpass.backend.memory.seen.leaves import Leaf, parameters_of
 from optpass.backend.memory.seen.look import beside, note, others_of
 from optpass.backend.memory.seen.run import Run, note_held, own_storages
+from optpass.backend.memory.seen.stores import Stores
 from optpass.backend.memory.seen.ungraded import Ahead, Lent, ahead_of, note_stepping
 from optpass.backend.memory.seen.watch import Watch
 from optpass.errors import BudgetInfeasibleError
@@ -181,6 +182,9 @@ class Steps:
             if not leaf.runs:
                 leaf.again = autograd.is_checkpointed()
                 note_held(leaf, own, made, given, self._live)
+                for before in self._chains.leaves():
+                    before.note_trained(leaf.trained())
+                    leaf.note_trained(before.trained())
             leaf.runs += 1
             for other in self._live:
                 other.leaves += run.leaves

@@ -19,7 +19,7 @@ from optpass.backend.compat.memory_backward import Held, untraced
 from optpass.backend.compat.memory_inside import Inside
 from optpass.backend.memory.eager.scratch import Scratch, forward_workspace, workspace
 from optpass.backend.memory.probe import Described
-from optpass.backend.memory.seen.leaves import Stores
+from optpass.backend.memory.seen.stores import Stores
 
 #: In place of the storage of a gradient that waits: it is others' too, or part of one; it is a sum.
 SHARED, OWN = -1, -2

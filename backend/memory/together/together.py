@@ -19,8 +19,9 @@ from optpass.backend.memory.optimizing import Optimizing
 from optpass.backend.memory.partition.outcome import SAFE
 from optpass.backend.memory.plans.allot import above, choices_of, least, select
 from optpass.backend.memory.plans.bounds import Bound, Choice, beside, excess, total
-from optpass.backend.memory.seen.leaves import Leaf, Share, Stores, own_of, parameters_of
+from optpass.backend.memory.seen.leaves import Leaf, Share, idle_in, own_of, parameters_of
 from optpass.backend.memory.seen.runs import Steps
+from optpass.backend.memory.seen.stores import Stores
 from optpass.backend.memory.together import words
 from optpass.backend.memory.together.figures import bounds_of, choices_for, present_of
 from optpass.passes.memory.plan import Ledger
@@ -160,9 +161,11 @@ def _seen(leaves: Sequence[Leaf]) -> Step:
     index = {leaf: i for i, leaf in enumerate(leaves)}
     parameters = parameters_of(leaves)
     options = leaves[0].options
-    optimizer = Optimizing.of(options, [p for p in parameters if p.requires_grad])
-    parameters = list({id(p): p for p in (*parameters, *optimizer.parameters)}.values())
-    trained = sum(Stores([p for p in parameters if p.requires_grad]).alive().values())
+    idle = idle_in(leaves)
+    optimizer = Optimizing.of(options, [p for p in parameters if p.requires_grad], idle)
+    parameters = list({id(p): p for p in (*parameters, *optimizer.parameters, *idle)}.values())
+    untrained = {id(p) for p in idle}
+    trained = sum(Stores([p for p in parameters if p.requires_grad and id(p) not in untrained]).alive().values())
     buffers = Stores()
     for leaf in leaves:
         buffers.update(leaf.buffers)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,12 +53,15 @@ class Found:
         return " + ".join(dict.fromkeys(cost.name for cost in self.costs))
 
 
-def find_optimizer(parameters: Iterable[Tensor], library: Library | None = None) -> Found | None:
+def find_optimizer(
+    parameters: Iterable[Tensor], library: Library | None = None, idle: Collection[int] = ()
+) -> Found | None:
     """The optimizers that hold any of `parameters`; None where there is none.
 
     Args:
         parameters: the real parameters of a graph, which are told apart by identity.
         library: as for `rehearse`.
+        idle: identities of parameters that they hold and that get no gradient.
     """
     given = {id(p): p for p in parameters}
     asked = given.keys()
@@ -72,7 +75,7 @@ def find_optimizer(parameters: Iterable[Tensor], library: Library | None = None)
         return None
     holding = sorted(_stepping(holding), key=_order)
     notes = [f"taken to train wider copies of {len(copies)} parameters"] if copies else []
-    costs = tuple(cost_of(optimizer, notes, library) for optimizer in holding)
+    costs = tuple(cost_of(optimizer, notes, library, idle) for optimizer in holding)
     everything = {id(p): p for o in holding for p in _parameters(o)}
     return Found(
         costs, sum(c.state_bytes for c in costs), max(c.step_bytes for c in costs), len(everything.keys() & asked),
@@ -125,25 +128,27 @@ def _wide(parameter: Tensor) -> bool:
     return parameter.is_floating_point() and parameter.dtype not in _HALF
 
 
-def cost_of(optimizer: torch.optim.Optimizer, notes: list[str], library: Library | None = None) -> OptimizerCost:
+def cost_of(
+    optimizer: torch.optim.Optimizer, notes: list[str], library: Library | None = None, idle: Collection[int] = ()
+) -> OptimizerCost:
     """What one optimizer needs, by its class and its parameter groups; what is assumed is added to `notes`.
 
     A class of `torch.optim`, or one that inherits its `step`, is rehearsed. Of any other the state that it has made is
-    counted; where it has made none yet, two tensors per parameter are assumed. What it has made for parameters that
-    were trained and are not any more, it keeps.
+    counted; where it has made none yet, two tensors per parameter are assumed. It makes none for `idle` parameters,
+    which get no gradient; what it has made for them, and for others that are not trained any more, it keeps.
     """
     name = type(optimizer).__name__
     kind = _torch_base(type(optimizer))
     gpu = any(p.device.type != "cpu" for p in _parameters(optimizer))
     if kind is not None and not by_formula(kind.__name__):
-        groups = [{**group, "params": sizes_of(_trained(group["params"]))} for group in optimizer.param_groups]
+        groups = [{**group, "params": sizes_of(_trained(group["params"], idle))} for group in optimizer.param_groups]
         try:
             state, step = rehearse(kind, groups, gpu=gpu, library=library)
-            state += _made(optimizer, frozen=True)
+            state += _made(optimizer, lambda p: not p.requires_grad or id(p) in idle)
             return OptimizerCost(name.lower(), state, step, f"rehearsed torch.optim.{kind.__name__}")
         except Exception as error:  # noqa: BLE001  # a class that cannot be rehearsed is counted another way
             notes.append(f"optimizer {name} could not be rehearsed: {' '.join(str(error).split())[:120]}")
-    sizes = sizes_of(_trained(_parameters(optimizer)))
+    sizes = sizes_of(_trained(_parameters(optimizer), idle))
     if by_formula(name):
         return cost(name, sizes, gpu=gpu, settings=optimizer.param_groups[0])
     state, source = _made(optimizer), "the state that it has made"
@@ -180,8 +185,8 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [p for group in groups for p in group.get("params", ()) if isinstance(p, Tensor)]
 
 
-def _trained(parameters: Iterable[Tensor]) -> list[Tensor]:
-    return [p for p in parameters if p.requires_grad]
+def _trained(parameters: Iterable[Tensor], idle: Collection[int] = ()) -> list[Tensor]:
+    return [p for p in parameters if p.requires_grad and id(p) not in idle]
 
 
 def _order(optimizer: torch.optim.Optimizer) -> tuple[str, int, int]:
@@ -199,11 +204,11 @@ def _torch_base(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer
     return None
 
 
-def _made(optimizer: torch.optim.Optimizer, frozen: bool = False) -> int:
-    """Bytes of the state that an optimizer has; `frozen`: of parameters alone that are not trained."""
+def _made(optimizer: torch.optim.Optimizer, only: Callable[[Tensor], bool] | None = None) -> int:
+    """Bytes of the state that an optimizer has; `only`: of which parameters alone."""
     storages = {}
     for parameter, state in optimizer.state.items():
-        if frozen and (not isinstance(parameter, Tensor) or parameter.requires_grad):
+        if only is not None and not (isinstance(parameter, Tensor) and only(parameter)):
             continue
         for value in tree_leaves(state):
             if isinstance(value, Tensor) and (not isinstance(parameter, Tensor) or value.device == parameter.device):

@@ -11,7 +11,7 @@ from torch import nn
 
 import optpass
 from optpass.backend.memory.budget import ENGINE_BYTES
-from optpass.backend.memory.seen.leaves import Stores
+from optpass.backend.memory.seen.stores import Stores
 
 ROWS, WIDTH = 128, 32
 

@@ -1,0 +1,86 @@
+"""Storages, weakly: what is behind tensors, as long as it is there."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+
+class Stores:
+    """Weak references to the storages behind tensors, each once."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
+        self._found: dict[int, Any] = {}
+        self.add(tensors)
+
+    def add(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Take in what is behind `tensors`."""
+        for tensor in tensors:
+            for part in _plain(tensor):
+                storage = part.untyped_storage()
+                if storage._cdata not in self._found or self._found[storage._cdata]() is None:
+                    self._found[storage._cdata] = weakref.ref(storage)
+
+    def update(self, other: Stores) -> None:
+        """Take in those of `other`."""
+        self.keep(other._found.items())
+
+    def keep(self, references: Iterable[tuple[int, weakref.ref[Any]]]) -> None:
+        """Take in storages by their keys and weak references."""
+        for key, reference in references:
+            if self._found.setdefault(key, reference)() is None:  # its place in memory was taken by another
+                self._found[key] = reference
+
+    def has(self, storage: Any) -> bool:
+        """Whether a storage that is there is one of them."""
+        reference = self._found.get(storage._cdata)
+        return reference is not None and reference() is not None
+
+    def had(self, reference: weakref.ref[Any] | None) -> bool:
+        """Whether a weak reference without a callback is to one of them, which may have been released."""
+        return any(one is reference for one in self._found.values())
+
+    def drop(self, other: Stores) -> None:
+        """Leave out those of `other`."""
+        for key, reference in other._found.items():
+            if reference() is not None:  # else its place in memory may have been taken by one of these
+                self._found.pop(key, None)
+
+    def prune(self) -> None:
+        """Leave out those that have been released."""
+        self._found = {key: reference for key, reference in self._found.items() if reference() is not None}
+
+    def largest(self) -> weakref.ref[Any] | None:
+        """The one of the most bytes; None where there is none."""
+        sizes = self.alive()
+        return self._found[max(sizes, key=lambda key: sizes[key])] if sizes else None
+
+    def alive(self) -> dict[int, int]:
+        """Bytes of each that has not been released."""
+        found = {}
+        for key, reference in self._found.items():
+            storage = reference()
+            if storage is not None:
+                found[key] = storage.nbytes()
+        return found
+
+    def sizes(self) -> list[tuple[Any, int]]:
+        """A weak reference to each that has not been released, with its bytes."""
+        return [(self._found[key], size) for key, size in self.alive().items()]
+
+    def storages(self) -> Iterator[Any]:
+        """Those that have not been released."""
+        for reference in self._found.values():
+            storage = reference()
+            if storage is not None:
+                yield storage
+
+
+def _plain(tensor: torch.Tensor) -> list[torch.Tensor]:
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return [tensor] if tensor.layout == torch.strided else []
+    names, _ = tensor.__tensor_flatten__()
+    return [part for name in names for part in _plain(getattr(tensor, name))]
