@@ -288,7 +288,8 @@ class BudgetPartitioner:
     def _described(self, search: Search, timeline: Timeline, replay: StepReplay) -> MemoryPlan:
         return plan_of(
             search, timeline, budget_bytes=self.budget.bytes, statics=self.budget.statics, engine=ENGINE_BYTES,
-            own=replay.peak_bytes + ENGINE_BYTES, at_optimizer=self.at_optimizer, unconstrained=self._default_peak, generated=self.executor == "inductor",
+            own=replay.peak_bytes + ENGINE_BYTES, at_optimizer=self.at_optimizer,
+            unconstrained=self._default_peak, generated=self.executor == "inductor",
         )  # fmt: skip
 
     def _infeasible(
