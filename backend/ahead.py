@@ -21,6 +21,7 @@ import torch
 from torch import fx, nn
 
 from optpass.backend import capture, compat, model_tensors
+from optpass.backend.compat.partition import ungraded_inputs
 from optpass.backend.eager_ops import watched
 from optpass.backend.fake_copy import fake_copy
 from optpass.backend.trace_error import reason
@@ -68,6 +69,8 @@ class Capture:
         eager: ops that torch.compile leaves to eager, by name: those of frames that Dynamo gave up.
         whole: the graph was traced without Dynamo, because of those.
         seconds: time that everything took.
+        trained: identities of the model's parameters that a backward makes a gradient of, where joint graphs were asked
+            for; None where that is not known: it was traced without Dynamo, or parts of it are eager.
         model, arguments: the copy of the model that was traced, and its inputs, where joint graphs were asked for.
     """
 
@@ -79,6 +82,7 @@ class Capture:
     eager: Counter[str] = field(default_factory=Counter)
     whole: bool = False
     seconds: float = 0.0
+    trained: set[int] | None = field(default_factory=set)
     model: Any = None
     arguments: tuple[Any, ...] = ()
 
@@ -128,6 +132,8 @@ def capture_model(
             with watched(mode, result.eager) as unwatched:
                 step = inner if loss is None else _with_loss(inner, loss)
                 _run(step, inputs, named, _backend(result, real, unwatched, _Trace(joint, as_inductor), prepare), train)
+        if result.eager:
+            result.trained = None
         if result.eager and not real:
             _trace_whole(result, inner, inputs, named, loss, train, _Trace(joint, as_inductor))
         if joint:
@@ -215,6 +221,9 @@ def _backend(
 
         def call(*args: Any) -> Any:
             result.calls.append(index)
+            if item.joint is not None and result.trained is not None:
+                without = set(ungraded_inputs(item.joint.graph, item.joint.forward_outputs))
+                result.trained.update(id(a) for i, a in enumerate(args) if i not in without)
             with unwatched():
                 return answer(*args)
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from optpass import api
 from optpass.errors import ConfigError
 from optpass.options import Options, resolve
-from optpass.planning.request import Captured, Progress, Request
+from optpass.planning.request import Captured, CostBut, Progress, Request
 from optpass.reporting.plan.model import PlanReport
 from optpass.targets import OnnxTarget, Target, load
 
 if TYPE_CHECKING:
     import torch
 
-    from optpass.passes.devices import DeviceSpec
     from optpass.passes.memory.optimizers.optimizers import OptimizerCost
     from optpass.planning.prepare import Prepared
 
@@ -78,7 +77,7 @@ def plan(
     check_names(given)
     source = _Source(model, args, kwargs, loss, dtype, name, size, dict(sets or {}))
     spec = api.named_device(given.device) or api.present_device(source.device_target(), tell)
-    found, notes = _found(model, given, spec)
+    found, notes = _found(model, given)
     request = Request(
         capture=source.capture, device=spec, budget=given.budget, where=budget_place(given), optimizer=given.optimizer,
         found=found, accumulation=accumulation, shard=None if shard is None else Shard.parse(shard), options=given,
@@ -127,9 +126,7 @@ def checked_batch(batch: int | str | None) -> int | None:
     return int(text)
 
 
-def _found(
-    model: Callable[..., Any] | str, options: Options, spec: DeviceSpec
-) -> tuple[OptimizerCost | None, tuple[str, ...]]:
+def _found(model: Callable[..., Any] | str, options: Options) -> tuple[CostBut | None, tuple[str, ...]]:
     """The optimizer that holds a model object's parameters, where none was named."""
     if options.optimizer is not None or isinstance(model, str):
         return None, ()
@@ -140,9 +137,15 @@ def _found(
 
     module = owner(model)
     found = find_optimizer(module.parameters(), library_workspace) if module is not None else None
-    if found is None:
+    if module is None or found is None:
         return None, ()
-    cost = OptimizerCost(found.name, found.state_bytes, found.step_bytes, "found in this process")
+
+    def cost(untrained: Collection[str]) -> OptimizerCost:
+        idle = {id(p) for name, p in module.named_parameters() if name in untrained}
+        held = find_optimizer(module.parameters(), library_workspace, idle) if idle else found
+        assert held is not None  # as above
+        return OptimizerCost(held.name, held.state_bytes, held.step_bytes, "found in this process")
+
     return cost, (f"optimizer: {found.name}, found in this process", *found.notes)
 
 

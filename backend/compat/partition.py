@@ -140,10 +140,10 @@ def tangents_are_boxed() -> bool:
     return hasattr(torch.autograd.Function, "boxed_grads_call")
 
 
-def ungraded_inputs(joint: fx.GraphModule, num_fwd_outputs: int) -> tuple[int, ...]:
+def ungraded_inputs(joint: fx.Graph, num_fwd_outputs: int) -> tuple[int, ...]:
     """Positions of the inputs of a joint graph that its backward makes no gradient of."""
-    inputs = [n for n in joint.graph.find_nodes(op="placeholder") if str(n.target).startswith("primals_")]
-    output = next(n for n in reversed(joint.graph.nodes) if n.op == "output")
+    inputs = [n for n in joint.find_nodes(op="placeholder") if str(n.target).startswith("primals_")]
+    output = next(n for n in reversed(joint.nodes) if n.op == "output")
     gradients = torch.utils._pytree.tree_leaves(output.args, is_leaf=lambda value: value is None)[num_fwd_outputs:]
     if len(gradients) != len(inputs):
         return ()

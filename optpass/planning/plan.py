@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
+from optpass.backend.ahead import Capture
 from optpass.backend.memory.probe import library_workspace
 from optpass.backend.model_tensors import main_dtype, owner, parameter_count
 from optpass.errors import BudgetInfeasibleError, ConfigError, TraceError
@@ -82,8 +83,11 @@ def solve(request: Request, batch: int | None) -> Solved:
     if not joints:
         raise TraceError("there is no backward: nothing that the loss depends on needs a gradient, so no step to plan")
     unit = steps.granularity(device)
-    bare = steps.state_of(capture.model, capture.arguments, _NO_OPTIMIZER, unit=unit, accumulation=request.accumulation)
-    state = replace(bare, optimizer=_optimizer(request, bare))
+    bare = steps.state_of(
+        capture.model, capture.arguments, _NO_OPTIMIZER, unit=unit, accumulation=request.accumulation,
+        graded=capture.trained,
+    )  # fmt: skip
+    state = replace(bare, optimizer=_optimizer(request, bare, _untrained(capture)))
     gathered, divide = Gathered(), 1
     if request.shard is not None:
         divide = request.shard.world_size
@@ -116,9 +120,9 @@ def _searching(request: Request, of: str) -> Callable[[int], None]:
     return lambda peak: request.progress(None, f"planning{of}: down to {format_bytes(peak)} above the statics")
 
 
-def _optimizer(request: Request, state: StepState) -> OptimizerCost:
+def _optimizer(request: Request, state: StepState, untrained: Collection[str]) -> OptimizerCost:
     if request.found is not None:
-        return request.found
+        return request.found(untrained)
     if request.optimizer is None:
         return _NO_OPTIMIZER
     gpu = request.device.kind != "cpu"
@@ -126,6 +130,13 @@ def _optimizer(request: Request, state: StepState) -> OptimizerCost:
     return optimizers.cost(
         request.optimizer, state.trained, gpu=gpu, settings=request.settings, where=where, library=library_workspace
     )
+
+
+def _untrained(capture: Capture) -> set[str]:
+    """Names of parameters that no backward of the step makes a gradient of."""
+    module, trained = owner(capture.model), capture.trained
+    named = module.named_parameters() if module is not None and trained is not None else ()
+    return {name for name, p in named if p.requires_grad and id(p) not in (trained or ())}
 
 
 def _completed(report: PlanReport, request: Request, solved: Solved, tried: list[tuple[int, int]]) -> PlanReport:
@@ -177,10 +188,11 @@ def _largest_parameters(solved: Solved) -> list[Tensor]:
     """The trained parameters, largest first: what counts where the optimizer's step is the peak."""
     module = owner(solved.captured.capture.model)
     named = module.named_parameters() if module is not None else ()
+    untrained = _untrained(solved.captured.capture)
     found = [
         Tensor(f"parameter {name}", p.numel() * p.element_size(), shape=f"{str(p.dtype)[6:]}{list(p.shape)}")
         for name, p in named
-        if p.requires_grad
+        if p.requires_grad and name not in untrained
     ]
     return sorted(found, key=lambda t: (-t.bytes, t.node))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Told the fraction done (None where nobody knows) and what is being done.
 Progress = Callable[[float | None, str], None]
+#: What an optimizer needs, but for the parameters of these names, which it holds and which get no gradient.
+CostBut = Callable[[Collection[str]], "OptimizerCost"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Request:
         where: what set the budget, with its value, for messages.
         optimizer: name of the table; None for none.
         settings: what the optimizer is constructed with beyond the table's.
-        found: what the optimizer needs, where it was found rather than named.
+        found: what the optimizer needs, where it was found rather than named; without state for what is not trained.
         accumulation: micro-batches per optimizer step.
         shard: how the state is divided; None for one device.
         options: the backend's options, which say what passes run.
@@ -64,7 +66,7 @@ class Request:
     where: str = "memory_budget"
     optimizer: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    found: OptimizerCost | None = None
+    found: CostBut | None = None
     accumulation: int = 1
     shard: Shard | None = None
     options: Options = field(default_factory=Options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,16 +105,18 @@ def held_tensors(model: Any) -> Iterator[Tensor]:
 
 
 def state_of(
-    model: Any, arguments: Sequence[Any], optimizer: OptimizerCost, *, unit: int, accumulation: int = 1
-) -> StepState:
+    model: Any, arguments: Sequence[Any], optimizer: OptimizerCost, *, unit: int, accumulation: int = 1,
+    graded: Collection[int] | None = None,
+) -> StepState:  # fmt: skip
     """The state of a step of `model(*arguments)`, whose tensors may be fake.
 
     Args:
         unit: as `granularity` gives it.
+        graded: identities of the parameters that get a gradient, where that is known.
     """
     module = owner(model)
     parameters = list(module.parameters()) if module is not None else []
-    trained = [p for p in parameters if p.requires_grad]
+    trained = [p for p in parameters if p.requires_grad and (graded is None or id(p) in graded)]
     return StepState(
         parameters=bytes_of(parameters, unit),
         buffers=bytes_of(held_tensors(model), unit),

@@ -118,7 +118,7 @@ class BudgetPartitioner:
             accumulate_in_place(joint)
         else:
             redraw.split(joint.graph)
-        self.ungraded = parts.ungraded_inputs(joint, kwargs["num_fwd_outputs"])
+        self.ungraded = parts.ungraded_inputs(joint.graph, kwargs["num_fwd_outputs"])
         fewer = self.budget if self.if_nothing_else_trains is None else self.if_nothing_else_trains(self.ungraded)
         known = fewer is self.budget or not self.follows
         self.budget = fewer if known else self.budget

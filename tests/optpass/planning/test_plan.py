@@ -161,7 +161,7 @@ def test_accumulation_has_gradients_from_the_start(request_for_chain: Request, s
 
 def test_an_optimizer_that_was_found_is_counted(request_for_chain: Request) -> None:
     cost = OptimizerCost("own", 12_345, 678)
-    other = solve(replace(request_for_chain, optimizer=None, found=cost), None)
+    other = solve(replace(request_for_chain, optimizer=None, found=lambda _: cost), None)
     assert other.state.optimizer == cost
 
 
@@ -179,3 +179,29 @@ def test_without_a_backward_there_is_no_step(capture_of: Any) -> None:
     request = Request(capture=capture_of(model, torch.randn(4, 8)), device=devices.resolve("h100"))
     with pytest.raises(TraceError, match="no backward"):
         solve(request, None)
+
+
+class Idle(nn.Module):
+    """Half of the body is in front of `detach`, and nothing reads the second head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head, self.other = (nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x).detach()
+        if x.shape[0] > 100:
+            torch._dynamo.graph_break()
+        return self.head(self.second(hidden).relu()).square().mean()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("found", [False, True])
+@pytest.mark.parametrize("rows", [64, 128])
+def test_what_no_gradient_reaches_has_none_and_no_state(rows: int, found: bool) -> None:
+    model, x = Idle(), torch.randn(rows, 32)
+    holding = torch.optim.AdamW(model.parameters()) if found else None
+    report = optpass.plan(model, x, optimizer=None if found else "adamw", options={"inner": "aot_eager"})
+    trained = 2 * (32 * 32 + 32) * 4
+    assert report.ledger.parameters == 2 * trained and report.optimizer == "adamw"
+    assert 2 * trained <= report.ledger.optimizer <= 2 * trained + 64
+    assert holding is None or not holding.state
