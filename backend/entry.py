@@ -87,10 +87,12 @@ def _compile(
     passes = selected(resolved)
     spec = spec_for(resolved, example_inputs)
     serving, problem = inner.serving(resolved, example_inputs)
-    around = attach.around_call() if resolved.budget is not None else ()
-    tensors, dynamic = StepTensors.of(gm, example_inputs, *around), Growth.of(gm, example_inputs)
-    del around
-    case = Planned.first_case(tensors, example_inputs) if case is None else case
+    call, around, modules = attach.around_call() if resolved.budget is not None else ([], [], [])
+    modules = modules if case is None else case.called()
+    tensors = StepTensors.of(gm, example_inputs, call, around, modules)
+    dynamic = Growth.of(gm, example_inputs)
+    case = Planned.first_case(tensors, example_inputs, modules) if case is None else case
+    del call, around, modules
     memory, without_effect = attach.partitioner_of(
         gm, tensors, resolved, spec, serving, gradients=case.gradients, share=case.share,
         expected=case.expected(),

@@ -6,11 +6,12 @@ import logging
 import math
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from optpass.backend.compat.memory_autograd import is_in_backward, packs_what_is_saved
 from optpass.backend.compat.memory_calls import LOOP
@@ -46,6 +47,7 @@ class Case:
         like: another plan of the graph, behind which a loss was seen that is this one's too.
         shapes: of what it is called with, where `like` was seen at other sizes.
         crowded: as in `Expected`.
+        modules: that are called, weakly, since who compiles another case does not see them.
     """
 
     gradients: bool
@@ -55,6 +57,11 @@ class Case:
     like: Leaf | None = None
     shapes: Shapes | None = None
     crowded: bool = False
+    modules: tuple[weakref.ref[nn.Module], ...] = ()
+
+    def called(self) -> list[nn.Module]:
+        """The modules that are called, as far as they are alive."""
+        return [module for reference in self.modules if (module := reference()) is not None]
 
     def expected(self) -> Expected:
         """What is known of what will be around the graph."""
@@ -116,12 +123,15 @@ class Planned:
         self._over = False  #: steps begin with gradients there, so that it serves none any more
 
     @staticmethod
-    def first_case(tensors: StepTensors, example_inputs: Sequence[Any]) -> Case:
+    def first_case(tensors: StepTensors, example_inputs: Sequence[Any], modules: Iterable[nn.Module] = ()) -> Case:
         """That of a graph that Dynamo hands over: of the same parameters there may have been one, for other sizes."""
         parameters = [p for _, p in tensors.parameters]
         shapes = shapes_of(example_inputs, [i for i, _ in tensors.parameters])
         like = STEPS.alike(parameters, shapes)
-        return Case(has_gradients(tensors), like=like, shapes=None if like is None else shapes)
+        return Case(
+            has_gradients(tensors), like=like, shapes=None if like is None else shapes,
+            modules=tuple(weakref.ref(module) for module in modules),
+        )  # fmt: skip
 
     def __call__(self, *args: Any) -> Any:
         compiled = self._compiled
@@ -216,7 +226,10 @@ class Planned:
                 crowded = mine and share is None
                 if crowded:
                     _warn_of_first_step()
-                case = Case(gradients, share, self._case.origin, leaf, self._leaf.latest(), shapes, crowded)
+                case = replace(
+                    self._case, gradients=gradients, share=share, before=leaf, like=self._leaf.latest(), shapes=shapes,
+                    crowded=crowded,
+                )  # fmt: skip
                 self._others[gradients, larger] = self._again(case=case)
             return self._others[gradients, larger]
 

@@ -101,7 +101,7 @@ class StepTensors:
                     lent.append(position)
         held = [getattr(gm, str(n.target), None) for n in gm.graph.find_nodes(op="get_attr")]
         buffers += [value for value in held if isinstance(value, torch.Tensor)]
-        beside = unread_of(modules, [*(p for _, p in parameters), *buffers])
+        beside = unread_of(modules, [*(p for _, p in parameters), *buffers, *inputs])
         still = [t for t in beside if not t.requires_grad]
         buffers += still
         unread = [t for t in call if not isinstance(t, nn.Parameter) and all(t is not p for _, p in parameters)]

@@ -77,6 +77,12 @@ def attended(m, i, x):
     return x + y.transpose(1, 2).reshape(ROWS, WIDTH)
 
 
+def passed_on(m, i, x):
+    message = torch.cat([x[m.edges[0]], x[m.edges[1]]], -1)
+    message = F.relu(message[:, :WIDTH] * message[:, WIDTH:].sigmoid())
+    return x.tanh() + torch.zeros_like(x).index_add(0, m.edges[1], message)
+
+
 def gated_loop(m, i, x):
     state = torch.zeros_like(x)
     for _ in range(3):
@@ -104,6 +110,8 @@ BODIES = {
     "buffers": counted,
     "attention": attended,
     "loop": gated_loop,
+    "gathered": passed_on,
+    "off": lambda m, i, x: torch.no_grad()(lambda y: (y @ m.square).tanh())(x) + x.sin(),
     "custom operator": lambda m, i, x: scaled(x.tanh()).sin(),
     "custom function": lambda m, i, x: Clipped.apply(x * 0.3, m.scale).tanh(),
     "checkpoint": lambda m, i, x: checkpoint(lambda y: F.gelu(y) * y.sigmoid(), x, use_reentrant=False),
@@ -117,16 +125,7 @@ BODIES = {
     "fourier": lambda m, i, x: torch.fft.irfft(torch.fft.rfft(x).tanh(), n=WIDTH),
     "empty": lambda m, i, x: torch.cat([x, x[:0].tanh()]).sin(),
 }
-#: What bodies need beside their layer; a parameter that no graph reads would be counted by nobody but the measurement.
-PARTS = {
-    "layer norm": ("scale", "shift"),
-    "batch norm": ("norm",),
-    "routed": ("router", "experts"),
-    "buffers": ("average", "count"),
-    "loop": ("square",),
-    "half precision": ("square",),
-    **dict.fromkeys(("custom function", "detached", "expanded"), ("scale",)),
-}
+#: What some bodies need beside their layer. Every model has all of it, read or not.
 MAKE = {
     "scale": lambda m: m.register_parameter("scale", nn.Parameter(torch.ones(WIDTH))),
     "shift": lambda m: m.register_parameter("shift", nn.Parameter(torch.zeros(WIDTH))),
@@ -136,6 +135,7 @@ MAKE = {
     "experts": lambda m: m.register_module("experts", nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))),
     "average": lambda m: m.register_buffer("average", torch.zeros(WIDTH)),
     "count": lambda m: m.register_buffer("count", torch.zeros((), dtype=torch.long)),
+    "edges": lambda m: m.register_buffer("edges", torch.randint(0, ROWS, (2, 2 * ROWS))),
 }
 RANDOM = {"dropout", "noise", "bernoulli"}
 #: Where float64 would not be computed, or a rounding error decides.
@@ -172,8 +172,8 @@ class Model(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in program.bodies)
         self.head = nn.Linear(WIDTH, CLASSES)
         self.layers[1].weight.requires_grad_(not program.frozen)
-        for name in sorted({part for body in program.bodies for part in PARTS.get(body, ())}):
-            MAKE[name](self)
+        for make in MAKE.values():
+            make(self)
 
     def forward(self, x, target):
         for i, (name, layer) in enumerate(zip(self.program.bodies, self.layers, strict=True)):

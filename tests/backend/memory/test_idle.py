@@ -30,6 +30,7 @@ class Unread(nn.Module):
     def __init__(self, breaks: bool = False) -> None:
         super().__init__()
         self.body, self.head, self.other = stack(3), stack(2), stack(6)
+        self.register_buffer("table", torch.ones(512, WIDTH))
         self.breaks = breaks
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -74,7 +75,12 @@ class Heads(nn.Module):
 
 
 def peaks(
-    model: nn.Module, optimizer: str | None, budget: int, given: Callable[[int], tuple[Any, ...]], steps: int = 3
+    model: nn.Module,
+    optimizer: str | None,
+    budget: int,
+    given: Callable[[int], tuple[Any, ...]],
+    steps: int = 3,
+    micro: int = 1,
 ) -> tuple[list[int], int]:
     """Measured peak of each step, and the last that was predicted."""
     torch._dynamo.reset()
@@ -87,7 +93,8 @@ def peaks(
         model.zero_grad()
 
         def step(inputs: tuple[Any, ...] = given(number)) -> None:
-            call(*inputs).backward()
+            for _ in range(micro):
+                call(*inputs).backward()
             if updates is not None:
                 updates.step()
 
@@ -111,6 +118,17 @@ def test_what_is_not_trained_counts_once(kind: type[nn.Module], optimizer: str |
     assert max(low) <= floor and predicted <= floor
     if kind is not Untrained or optimizer is None:  # whose peak may be the optimizer's, which no plan changes
         assert floor < most[-1]
+
+
+@pytest.mark.parametrize("optimizer", [None, "AdamW"])
+def test_beside_gradients_of_earlier_micro_batches_too(optimizer: str | None) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(ROWS, WIDTH)
+    most, predicted = peaks(Unread(), optimizer, 10**10, lambda _: (x,), micro=2)
+    assert abs(predicted - most[-1]) <= 0.001 * most[-1]
+    budget = int(0.9 * most[-1])
+    low, predicted = peaks(Unread(), optimizer, budget, lambda _: (x,), micro=2)
+    assert max(low) <= budget and predicted <= budget
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
