@@ -144,7 +144,7 @@ def ungraded_inputs(joint: fx.Graph, num_fwd_outputs: int) -> tuple[int, ...]:
     """Positions of the inputs of a joint graph that its backward makes no gradient of."""
     inputs = [n for n in joint.find_nodes(op="placeholder") if str(n.target).startswith("primals_")]
     output = next(n for n in reversed(joint.nodes) if n.op == "output")
-    gradients = torch.utils._pytree.tree_leaves(output.args, is_leaf=lambda value: value is None)[num_fwd_outputs:]
+    gradients = list(output.args[0])[num_fwd_outputs:]
     if len(gradients) != len(inputs):
         return ()
     without = (n for n, gradient in zip(inputs, gradients, strict=True) if gradient is None)
