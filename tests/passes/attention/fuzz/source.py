@@ -99,7 +99,9 @@ class Source:
     def program(self) -> Program:
         """The program to be judged."""
         text = self.text()
-        halves = [d for d in ("bfloat16", "half") if f".{d}()" in text]
+        narrow = [d for d in ("bfloat16", "half") if f".{d}()" in text]
+        if not narrow and self.dtype == "float64" and (".float()" in text or "torch.float32" in text):
+            narrow = ["float32"]
         # Scores of 1e4 (in float64 of 1e9) have large rounding errors themselves; a kernel's logsumexp has them too.
         allow = 5e-3 if "1e4" in text else 1e-6 if self.dtype == "float64" and "1e9" in text else 0.0
         if "tensor scale" in self.tags and self.dtype in ("bfloat16", "float16"):
@@ -113,7 +115,7 @@ class Source:
             name="fuzz", make=lambda: scope["program"], expect="equal", why="a random program", inputs=draws[0],
             then=tuple(draws[1:]), modes=(self.mode,), dtype=getattr(torch, self.dtype),
             dynamic=True if self.dynamic else None, random=self.random,
-            through=getattr(torch, halves[0]) if halves else None, allow=allow,
+            through=getattr(torch, narrow[0]) if narrow else None, allow=allow,
         )  # fmt: skip
 
     def runnable(self, seed: int) -> str:
