@@ -4,20 +4,16 @@ backward that is running began. For `backend.memory`; nothing here counts bytes.
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from optpass.backend.compat.frames import globals_read
 from optpass.backend.compat.memory_hooks import is_checkpointed as is_checkpointed
 from optpass.backend.compat.memory_hooks import packs_what_is_saved as packs_what_is_saved
 
-#: Frames above a backward in which its caller's tensors are looked for; torch's own do not count.
-_CALLERS = 8
 #: Nodes that autograd puts between a compiled function and an output that is a view or an alias of another tensor.
 _BETWEEN = 4
 
@@ -75,11 +71,21 @@ def is_packed(node: Any, name: str) -> bool:
 def held_elsewhere(node: Any, storage: Any) -> bool:
     """Whether a storage is held by anybody but the custom function's node that has saved it; taken to be so where
     torch does not count."""
+    saved = sum(t.untyped_storage()._cdata == storage._cdata for t in saved_by_function(node))  # these are gone now
+    count = _holders_of(storage)
+    return count is None or count > saved
+
+
+def held_by_more(storage: Any, tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether anybody but `tensors` holds a storage; where torch does not count, nobody is taken to."""
+    count = _holders_of(storage)
+    return count is not None and count > sum(t.untyped_storage()._cdata == storage._cdata for t in tensors)
+
+
+def _holders_of(storage: Any) -> int | None:
+    """How many tensors are of a storage, beside whoever asks; None where torch does not count."""
     count = getattr(torch._C, "_storage_Use_Count", None)
-    if count is None:
-        return True
-    saved = sum(t.untyped_storage()._cdata == storage._cdata for t in saved_by_function(node))
-    return bool(count(storage._cdata) > saved + 1)  # the one is whoever asks
+    return None if count is None else int(count(storage._cdata)) - 1
 
 
 def saved_by_operator(node: Any) -> list[torch.Tensor]:
@@ -177,79 +183,6 @@ class RunningBackward:
     outer: tuple[Any, ...] = ()
 
 
-def tensors_of_callers(callers: int = _CALLERS, passed_over: Collection[str] = ("torch",)) -> list[torch.Tensor]:
-    """Tensors that the functions which asked for the running backward hold in variables, or one container deep;
-    what is differentiated, too.
-
-    Args:
-        callers: how many functions, from the innermost on.
-        passed_over: packages whose functions are none.
-    """
-    return list({id(part): part for held in variables_of_callers(callers, passed_over) for part in held}.values())
-
-
-def variables_of_callers(
-    callers: int = _CALLERS, passed_over: Collection[str] = ("torch",)
-) -> list[tuple[torch.Tensor, ...]]:
-    """As `tensors_of_callers`, those of each variable together: one tensor, or what a container holds."""
-    frame: Any = sys._getframe()
-    asked = _frame_of(frame)
-    if asked is None:
-        for frame in list(sys._current_frames().values()):
-            asked = asked or _frame_of(frame)
-    roots = asked.f_locals.get("t_outputs", ()) if asked is not None else ()
-    found: list[tuple[torch.Tensor, ...]] = [(root,) for root in roots if isinstance(root, torch.Tensor)]
-    found += _held_by_callers(asked, passed_over, callers)
-    del frame, asked
-    return found
-
-
-def tensors_around_compile(callers: int = _CALLERS) -> list[torch.Tensor]:
-    """Tensors that the functions hold in whose call a graph is being compiled, as `tensors_of_callers` has them."""
-    return [part for held in variables_around_compile(callers) for part in held]
-
-
-def variables_around_compile(callers: int = _CALLERS) -> list[tuple[torch.Tensor, ...]]:
-    """As `tensors_around_compile`, those of each variable together."""
-    return list(_held_by_callers(sys._getframe(), ("torch", "optpass"), callers))
-
-
-def _held_by_callers(frame: Any, passed_over: Collection[str], callers: int) -> Iterator[tuple[torch.Tensor, ...]]:
-    """What each variable holds of `frame` and those behind it, without those of the packages named."""
-    while frame is not None and callers:
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in passed_over:
-            callers -= 1
-            read = [frame.f_globals.get(name) for name in globals_read(frame.f_code)]
-            for value in (*_variables_of(frame), *read):
-                yield tuple(part for part in _parts(value) if issubclass(type(part), torch.Tensor))
-        frame = frame.f_back
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    """What a dict, list or tuple holds, or the value itself.
-
-    Nothing of the user's classes runs: a dictionary may import what it is asked for, a proxy refuse to name its class.
-    """
-    kind = type(value)
-    if issubclass(kind, dict):
-        return list(dict.values(value))
-    if issubclass(kind, list):
-        return list(list.__iter__(value))
-    return list(tuple.__iter__(value)) if issubclass(kind, tuple) else (value,)
-
-
-def _variables_of(frame: Any) -> list[Any]:
-    """What a frame's variables hold. Up to Python 3.12, to ask that leaves a copy with the frame, which would keep what
-    they held until the function returns: a micro-batch's outputs through all that follow."""
-    copied = frame.f_locals
-    values = list(copied.values())
-    optimized = frame.f_code.co_flags & inspect.CO_OPTIMIZED  # else these are its variables themselves
-    # Held by the frame, here, and as an argument; what somebody else holds, too, is `locals()` of the function.
-    if optimized and isinstance(copied, dict) and sys.getrefcount(copied) <= 3:
-        copied.clear()
-    return values
-
-
 def running_backward() -> RunningBackward | None:
     """The innermost backward that is running, in whatever thread it was asked for; None where it cannot be told.
 
@@ -265,12 +198,12 @@ def running_backward() -> RunningBackward | None:
 
 
 def _asked_for(frame: Any) -> RunningBackward | None:
-    asked = _frame_of(frame)
+    asked = backward_frame(frame)
     if asked is None:
         return None
     rest = asked.f_locals.get("args", ())
     roots, outer = _roots(asked), []
-    while (asked := _frame_of(asked.f_back)) is not None:
+    while (asked := backward_frame(asked.f_back)) is not None:
         outer += _roots(asked)
     return RunningBackward(roots, bool(len(rest) > 1 and rest[1]), tuple(outer))
 
@@ -281,7 +214,7 @@ def _roots(asked: Any) -> list[Any]:
     return [node for node in found if node is not None]
 
 
-def _frame_of(frame: Any) -> Any:
+def backward_frame(frame: Any) -> Any:
     """The innermost frame from `frame` on in which a backward was asked for."""
     while frame is not None and frame.f_code.co_name != "_engine_run_backward":
         frame = frame.f_back

@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from optpass.backend import compat
-from optpass.backend.compat.memory_autograd import tensors_around_compile
+from optpass.backend.compat.memory_callers import tensors_around_compile
 from optpass.backend.memory.budget import Budget
 from optpass.backend.memory.partition.partitioner import BudgetPartitioner
 from optpass.backend.memory.seen.expected import NOTHING_KNOWN, Expected

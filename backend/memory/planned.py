@@ -99,6 +99,7 @@ class Planned:
         self._leaf = Leaf(
             partitioner, case.origin, options, tuple(i for i, _ in tensors.parameters),
             tuple(weakref.ref(p) for _, p in tensors.parameters), tensors.module_tensors,
+            gradients=case.gradients,
         )  # fmt: skip
         if case.before is not None:
             self._leaf.succeed(case.before)
@@ -141,8 +142,8 @@ class Planned:
             return result
         if is_in_backward():  # a checkpoint runs its forward again, which must meet the plan that it met before
             return self._run(self._served or compiled, args)
-        STEPS.enter(self._case.origin)
         gradients = any(args[i].grad is not None for i in self._trained)
+        STEPS.enter(self._case.origin, gradients)
         self._note_step(gradients, args)
         larger = self._growth is not None and self._outgrows(self._growth.at(args), args)
         mine = gradients == self._case.gradients and not larger

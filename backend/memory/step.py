@@ -187,7 +187,7 @@ def budget_of(
         gradients=(size if gradients else storage_bytes(elsewhere)) + storage_bytes(_gradients_of(tensors.inputs)),
         optimizer=optimizer.state,
         buffers=storage_bytes(t for t in tensors.buffers if id(t) not in counted),
-        inputs=inputs + max(expected.beside, _bytes_of_held(tensors, known, saved)),
+        inputs=inputs + max(expected.beside, _bytes_of_held(tensors, known, saved, gradients)),
         activations=outside + eager - inputs,
         temporaries=_beside(device, tensors, everything, optimizer),
     )
@@ -256,11 +256,13 @@ def _gradients_of(inputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return [t.grad for t in inputs if t.is_leaf and t.grad is not None]
 
 
-def _bytes_of_held(tensors: StepTensors, known: Collection[int], saved: Iterable[torch.Tensor]) -> int:
-    """Bytes of what the caller holds, or lent to graphs without gradients, that is not `known` by its storage nor
-    otherwise counted."""
+def _bytes_of_held(tensors: StepTensors, known: Collection[int], saved: Iterable[torch.Tensor], again: bool) -> int:
+    """Bytes of what the caller holds, of earlier runs too, or lent to graphs without gradients, that is not `known` by
+    its storage nor otherwise counted."""
     gradients = [p.grad for _, p in tensors.parameters if p.grad is not None]
     held = Stores(tensors.held)
+    if again:
+        held.update(STEPS.kept())
     lent = STEPS.lent()
     if lent.alive():
         lent.drop(Stores(states_of(tensors.trained)))

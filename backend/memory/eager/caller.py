@@ -12,17 +12,17 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from optpass.backend.compat import memory_autograd as autograd
+from optpass.backend.compat.memory_callers import variables_around_compile, variables_of_callers
 
 
 def held_in_backward(devices: Iterable[torch.device], parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """By the function that asked for the running backward, on one of `devices`, in whatever thread it runs."""
-    return _data(autograd.variables_of_callers(1, ("torch", "optpass")), devices, parameters)
+    return _data(variables_of_callers(1, ("torch", "optpass")), devices, parameters)
 
 
 def held_in_call(devices: Iterable[torch.device], parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """By the function in whose call a graph is being compiled, on one of `devices`."""
-    return _data(autograd.variables_around_compile(1), devices, parameters)
+    return _data(variables_around_compile(1), devices, parameters)
 
 
 def _data(

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import torch
+
+from optpass.backend.compat.memory_autograd import held_by_more
+from optpass.backend.compat.memory_callers import results_around_compile
 from optpass.backend.memory.seen.leaves import Leaf
 from optpass.backend.memory.seen.stores import Stores
 
@@ -25,7 +30,8 @@ class Chains:
 
     def __init__(self) -> None:
         self._chains: deque[Chain] = deque(maxlen=REMEMBERED)
-        self._returned = Stores()
+        self._returned, self._before = Stores(), Stores()
+        self._versions: dict[int, int] = {}
 
     def begin(self, origin: object) -> None:
         """A chain begins with a graph that is called."""
@@ -71,12 +77,38 @@ class Chains:
         self._returned.update(outputs)
         self._returned.drop(inputs)
 
-    def returned(self) -> int:
-        """Bytes of such outputs that are there, but for what graphs were given."""
+    def returned(self) -> Stores:
+        """Such outputs that are there, but for what graphs were given."""
         self._returned.prune()
         for leaf in self.leaves():
             self._returned.drop(leaf.inputs)
-        return sum(self._returned.alive().values())
+        return self._returned
+
+    def returned_in_step(self) -> Stores:
+        """Those of the step that is under way: what the caller collects from step to step only grows."""
+        found = Stores()
+        found.update(self.returned())
+        found.drop(self._before)
+        return found
+
+    def collected(self) -> Stores:
+        """Those of this step that a caller keeps who is about to call again: its variables, which may be for what the
+        call returns, do not count."""
+        returned = self.returned_in_step()
+        held = results_around_compile() if returned.bytes() else []
+        return Stores.behind(s for s in returned.storages() if held_by_more(s, held))
+
+    def note_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
+        """A run of these begins: whether they have changed since the last one, or have no gradients any more."""
+        trained = next((p for p in parameters if p.requires_grad), None)
+        if trained is None:
+            return
+        version = trained._version
+        if self._versions.setdefault(id(trained), version) != version or trained.grad is None:
+            self._versions[id(trained)] = version
+            self._returned.drop(self._before)  # what is two steps old is no loop's variable
+            self._before = Stores()
+            self._before.update(self._returned)
 
     def forget(self) -> None:
         """All of them."""

@@ -53,10 +53,12 @@ class Leaf:
         options: of its compile.
         parameters, module_tensors: positions among its arguments: of parameters, and of other tensors of modules.
         own: its parameters, in that order.
+        gradients: it serves steps that begin with gradients there.
         buffers: the latter, of all calls looked at.
         inputs: what it and other plans of the same graph were given, and the targets of their losses.
         inputs_seen: bytes of these that were there when it was looked at, at most.
         inputs_there: the same in its backward, with the targets that were found until then.
+        returned_seen: bytes of what earlier runs of its step had returned that were there then, at most.
         idle: parameters of its modules, weakly, that get no gradient in its step, unless another graph makes one.
         known: parameters that its runs were given or that eager code around them reads, weakly, by identity.
         situations: what was held beside it, by the other runs that waited for their backward.
@@ -89,10 +91,12 @@ class Leaf:
     parameters: tuple[int, ...] = ()
     own: tuple[weakref.ref[torch.Tensor], ...] = ()
     module_tensors: tuple[int, ...] = ()
+    gradients: bool = False
     buffers: Stores = field(default_factory=Stores)
     inputs: Stores = field(default_factory=Stores)
     inputs_seen: int = 0
     inputs_there: int = 0
+    returned_seen: int = 0
     idle: tuple[weakref.ref[torch.Tensor], ...] = ()
     known: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
     situations: dict[frozenset[tuple[Leaf, int]], Beside] = field(default_factory=dict)
@@ -141,7 +145,7 @@ class Leaf:
         """Take the place of `leaf`, and take over what was seen of it."""
         leaf.next, self.generation = self, leaf.generation + bool(leaf.situations)
         self.situations, self.buffers, self.inputs_seen = dict(leaf.situations), leaf.buffers, leaf.inputs_seen
-        self.inputs_there, self.idle = leaf.inputs_there, leaf.idle
+        self.inputs_there, self.idle, self.returned_seen = leaf.inputs_there, leaf.idle, leaf.returned_seen
         self.learn(leaf)
 
     def learn(self, leaf: Leaf) -> None:
@@ -206,9 +210,10 @@ class Leaf:
         kept = int(self.since_loss * sizes.most) if since_loss is None else since_loss
         if self.again:  # the loss has run backward before anything but outputs is there
             return Tail.of_checkpoint(self.outputs)
-        old = int(self.old * sizes.most)
+        old = max(0, self.old - min((s.old for s in self.situations.values()), default=0))
         return Tail(
-            self.keeps_outputs, max(0, forward), 0, max(0, backward), kept, seen.reads_outputs, old, seen.gone
+            self.keeps_outputs, max(0, forward), 0, max(0, backward), kept, seen.reads_outputs,
+            int(old * sizes.most), seen.gone,
         )  # fmt: skip
 
     def latest(self) -> Leaf:

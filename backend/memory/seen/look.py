@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.compat.memory_backward import Held
+from optpass.backend.compat.memory_callers import tensors_of_callers
 from optpass.backend.memory.budget import ENGINE_BYTES
 from optpass.backend.memory.eager.caller import held_in_backward
 from optpass.backend.memory.eager.held import due, held_in, pending
@@ -25,6 +26,25 @@ from optpass.backend.memory.seen.watch import Watch
 from optpass.passes.memory.optimizers.search import states_of
 
 
+@dataclass(frozen=True)
+class There:
+    """What is there beside a run, in bytes.
+
+    Attributes:
+        gradients: of all parameters known.
+        other: what else is there.
+        old: of these, what earlier runs have returned.
+        gone: of outputs of others, what is not there any more.
+        handed_on: what of that graphs had been given, by graph.
+    """
+
+    gradients: int
+    other: int
+    old: int
+    gone: int
+    handed_on: Mapping[Leaf, int]
+
+
 def others_of(live: Sequence[Run], run: Run | None = None) -> frozenset[tuple[Leaf, int]]:
     """The runs that wait for their backward, beside `run`."""
     return frozenset(Counter(r.leaf for r in live if r is not run).items())
@@ -32,26 +52,26 @@ def others_of(live: Sequence[Run], run: Run | None = None) -> frozenset[tuple[Le
 
 def note(
     run: Run, running: autograd.RunningBackward | None, live: Sequence[Run], watch: Watch, known: Mapping[int, Held],
-    lent: Lent, step: Sequence[Leaf],
+    lent: Lent, old: Stores, step: Sequence[Leaf],
 ) -> None:  # fmt: skip
     """Note what is beside a run whose backward is about to begin; arguments as for `loss_behind` and `beside`."""
     leaf = run.leaf.latest()
     before, loss, made = leaf.loss, EagerLoss(), 0
     waiting, saved = (0, []) if running is None else pending(running.roots, run.node())
     if running is not None:
-        loss, made = loss_behind(run, running, saved, live, watch, known, step)
-    gradients, other, outputs = beside(run, running, saved, live, lent.stores, step)
-    gradients, gone = gradients + run.gone(), outputs[0] + run.gone()
+        loss, made = loss_behind(run, running, saved, live, watch, known, old, step)
+    around = beside(run, running, saved, live, lent.stores, old, step)
+    gradients, other, gone = around.gradients + run.gone(), around.other, around.gone + run.gone()
     # Of what is there now, gradients that wait and those of the loss's parameters were not there in its forward,
     # and are part of what was seen in its backward.
     there, since = gradients + other - made, loss.kept_bytes - gone
     situation = leaf.situations.setdefault(others_of(live, run), Beside())
-    situation.gone, situation.handed_on = outputs
+    situation.gone, situation.handed_on = around.gone, around.handed_on
     behind = there + since + loss.backward_bytes if loss.backward_bytes else 0
     # Outputs that had gone before its forward are not there in it, and what is gone behind the loss is less.
     early = min(run.gone_before, other, gone)
     in_loss = max(there - early + loss.forward_bytes, run.behind + run.behind_saved, run.behind_again(loss.early_bytes))
-    news = situation.widen(gradients, other - early + waiting, since + early, in_loss, behind)
+    news = situation.widen(gradients, other - early + waiting, since + early, in_loss, behind, around.old)
     if loss.backward_bytes < before.backward_bytes and leaf.seen_at:
         loss = replace(loss, timeline=before.timeline)
     else:
@@ -66,7 +86,7 @@ def note(
 
 def loss_behind(
     run: Run, running: autograd.RunningBackward, saved: Sequence[torch.Tensor], live: Sequence[Run], watch: Watch,
-    known: Mapping[int, Held], step: Sequence[Leaf],
+    known: Mapping[int, Held], old: Stores, step: Sequence[Leaf],
 ) -> tuple[EagerLoss, int]:  # fmt: skip
     """The loss of a run, and the bytes of what it has made that is there and counts as what it is: gradients.
 
@@ -75,6 +95,7 @@ def loss_behind(
         live: the runs that wait for their backward, this one too.
         watch: of the backward that is running.
         known: what nodes held before it.
+        old: what earlier runs have returned, and is there.
         step: graphs of the step.
     """
     node, leaf = run.node(), run.leaf.latest()
@@ -84,7 +105,7 @@ def loss_behind(
     leaf.kept_outputs = max(leaf.kept_outputs, part)
     if not leaf.seen:
         leaf.seen = leaf.news = True
-    held = autograd.tensors_of_callers()
+    held = tensors_of_callers()
     made = [t for t in held if t.grad_fn is not None]
     results = Stores(made)
     if not running.keeps:  # what is there of what nodes have released, somebody holds: an object that the caller has
@@ -96,8 +117,8 @@ def loss_behind(
     for other in live:  # these are counted as what they are
         for counted in (other.inputs, other.outputs, other.eager):
             results.drop(counted)
-    for known_leaf in step:
-        results.drop(known_leaf.inputs)
+    for counted in (old, *(known_leaf.inputs for known_leaf in step)):
+        results.drop(counted)
     # Some losses reduce in place: their result is a number in a storage as large as what it is made of.
     # A few numbers are among what the engine is taken to need; a loss of many terms may hold more of them.
     sizes = results.alive().values()
@@ -159,15 +180,15 @@ def _kept_outputs(run: Run, node: Any) -> int:
 
 def beside(
     run: Run, running: autograd.RunningBackward | None, saved: Sequence[torch.Tensor], live: Sequence[Run],
-    lent: Stores, step: Sequence[Leaf],
-) -> tuple[int, int, tuple[int, dict[Leaf, int]]]:  # fmt: skip
-    """Bytes of gradients, and of what else is there beside a run; and of outputs of others that have gone, all of them
-    and those that graphs had been given, by graph.
+    lent: Stores, old: Stores, step: Sequence[Leaf],
+) -> There:  # fmt: skip
+    """What is there beside a run.
 
     Args:
         running: the backward; None before it.
         saved, live: as for `loss_behind`.
         lent: what graphs have read and returned that ran without gradients.
+        old: what earlier runs have returned, and is there.
         step: graphs of the step.
     """
     leaf = run.leaf.latest()
@@ -198,6 +219,8 @@ def beside(
         known.update(r.leaf.buffers.alive())
     bytes_of_gradients = sum(size for key_, size in gradients.items() if key_ not in known)
     counted = known.keys() | gradients.keys()
+    since = _bytes_but(counted | there.alive().keys(), old.alive())
+    there.update(old)
     other = _bytes_but(counted, there.alive())
     if not others and running is not None:
         leaf.beside = max(leaf.beside, other - _bytes_but(counted, {**run.inputs.alive(), **run.eager.alive()}))
@@ -205,7 +228,7 @@ def beside(
     handed_on: Counter[Leaf] = Counter()
     for r in others:
         handed_on.update(r.handed_on(live))
-    return bytes_of_gradients, other, (sum(r.released_outputs() for r in others), dict(handed_on))
+    return There(bytes_of_gradients, other, since, sum(r.released_outputs() for r in others), dict(handed_on))
 
 
 def _bytes_but(counted: Collection[int], there: Mapping[int, int]) -> int:

@@ -115,7 +115,7 @@ class Run:
 
     def released_outputs(self) -> int:
         """Bytes of its outputs that are not there any more."""
-        return max(0, self.leaf.outputs - sum(self.outputs.alive().values()))
+        return max(0, self.leaf.outputs - self.outputs.bytes())
 
     def handed_on(self, to: Sequence[Run]) -> dict[Leaf, int]:
         """Bytes of the same that some of the runs `to` were given, by their graphs."""
@@ -156,4 +156,4 @@ def note_held(leaf: Leaf, own: Stores, made: Stores, given: Stores, waiting: Ite
     for run in waiting:
         there.update(run.outputs.alive())
     leaf.outputs = sum(size for key, size in made.alive().items() if key not in there)
-    leaf.held = leaf.outputs + sum(own.alive().values()) + (GENERATOR_BYTES if leaf.again else 0)
+    leaf.held = leaf.outputs + own.bytes() + (GENERATOR_BYTES if leaf.again else 0)

@@ -73,6 +73,12 @@ class Steps:
         with self._lock:
             return self._lent.lately()
 
+    def kept(self) -> Stores:
+        """As `Chains.collected`."""
+        with self._lock:
+            self._collect()
+            return self._chains.collected()
+
     def ahead(self, inputs: Sequence[torch.Tensor]) -> list[Ahead]:
         """Graphs without gradients that ran just before the one that is given `inputs`, for the same step."""
         with self._lock:
@@ -119,8 +125,8 @@ class Steps:
 
     # ---- what happens -------------------------------------------------------------------------------------------
 
-    def enter(self, origin: object) -> None:
-        """A graph is called."""
+    def enter(self, origin: object, gradients: bool) -> None:
+        """A graph is called, when gradients of its parameters are there or not."""
         with self._lock:
             self._sweep()
             self._gone = sum(run.released_outputs() for run in self._live)
@@ -130,11 +136,11 @@ class Steps:
             self._lent.step()
             if self._chains.waits:
                 return
-            steps, old = self._chains.steps_of(origin), self._chains.returned()
+            steps, old = self._chains.steps_of(origin), self._chains.returned().bytes()
             self._chains.begin(origin)
         for i, step in enumerate(steps):
             for leaf in step:
-                leaf.note_old(old if leaf.origin is origin else 0)
+                leaf.note_old(old if leaf.origin is origin and leaf.gradients == gradients else 0)
             # Earlier ones are of other micro-batches, which are there in this one, too.
             grown = [leaf.note_inputs() for leaf in step if i]
             news = any(grown) or any(leaf.news for leaf in step)
@@ -157,7 +163,9 @@ class Steps:
         outputs = [r for r in torch.utils._pytree.tree_leaves(result) if isinstance(r, torch.Tensor)]
         with self._lock:
             self._sweep()
-            leaf.note_old(self._chains.returned())
+            leaf.note_old(self._chains.returned().bytes())
+            if not self._live:
+                self._chains.note_parameters(parameters)
             given, made = Stores(tensors), Stores(outputs)
             leaf.inputs.prune()
             of_modules = {*leaf.parameters, *leaf.module_tensors}
@@ -177,7 +185,8 @@ class Steps:
                 run.gradients = Stores([p.grad for p in trained if p.grad is not None]).sizes()
             if looked_at:
                 leaf.know([*parameters, *leaves])
-                leaf.inputs_seen = max(leaf.inputs_seen, sum(leaf.inputs.alive().values()))
+                leaf.inputs_seen = max(leaf.inputs_seen, leaf.inputs.bytes())
+                leaf.returned_seen = max(leaf.returned_seen, self._chains.returned_in_step().bytes())
                 leaf.buffers.add(args[i] for i in leaf.module_tensors)
             if not leaf.runs:
                 leaf.again = autograd.is_checkpointed()
@@ -198,11 +207,9 @@ class Steps:
 
     def _looks_at(self, leaf: Leaf) -> bool:
         beside = leaf.situations.get(others_of(self._live))
-        alone = not self._live and all(
-            other.origin is leaf.origin for other in self._chains.under_way()
-        )  # of this step
+        alone = not self._live and all(other.origin is leaf.origin for other in self._chains.under_way())
         # Micro-batches that the caller holds are all there in each of their steps, and are known when they have run.
-        more = sum(leaf.inputs.alive().values()) > leaf.inputs_seen
+        more = leaf.inputs.bytes() > leaf.inputs_seen or self._chains.returned_in_step().bytes() > leaf.returned_seen
         return more or beside is None or beside.times < (LOOKS_ALONE if alone else LOOKS)
 
     def lend(self, args: Sequence[Any], result: Any, needs: Callable[[], int] | None = None) -> None:
@@ -223,22 +230,25 @@ class Steps:
                     self._asked.add(needs)
                     note_stepping(self._chains.leaves(), args, needs)
                 if run is not None and run.looked_at:
-                    gradients, other, (gone, _) = beside(
-                        run, None, [], self._live, self._lent.stores, self._chains.under_way()
-                    )
-                    run.ungraded(gradients + other - gone - run.released_outputs(), needs(), result)
+                    around = self._lent.stores, self._chains.returned_in_step(), self._chains.under_way()
+                    there = beside(run, None, [], self._live, *around)
+                    gone = there.gone + run.released_outputs()
+                    run.ungraded(there.gradients + there.other - gone, needs(), result)
             self._lent.add(result)
 
     def traced(self) -> None:
         """A graph was compiled. What Dynamo has traced holds the tensors that it met, in cycles."""
         self._traced = True
 
+    def _collect(self) -> None:
+        if self._traced:  # else what earlier micro-batches returned counts as held, and is
+            self._traced = False
+            gc.collect()
+
     def _begins(self, roots: list[Any]) -> None:
         """A backward is about to begin."""
         with self._lock:
-            if self._traced:  # else what earlier micro-batches returned counts as held, and is
-                self._traced = False
-                gc.collect()
+            self._collect()
             nodes = [n for n in autograd.walk(roots, lambda _: False) if not autograd.is_compiled(n)]
             elsewhere, outermost = Stores(), autograd.running_backward() is None
             if outermost:
@@ -268,7 +278,8 @@ class Steps:
             self._after_backward = True
             self._lent.begin()
             if run.looked_at:
-                note(run, running, self._live, self._watch, self._known, self._lent, self._chains.under_way())
+                around = self._live, self._watch, self._known, self._lent, self._chains.returned_in_step()
+                note(run, running, *around, self._chains.under_way())
             self._chains.note_returned(run.outputs, run.inputs)
             if running is None or not running.keeps:
                 run.done = True

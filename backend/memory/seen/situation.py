@@ -17,7 +17,8 @@ class Beside:
     Attributes:
         times: how often it was seen.
         gradients: of all parameters known.
-        other: inputs of this graph and of those that wait for their backward, and what eager operators saved.
+        other: inputs of this graph and of those that wait for their backward, what eager operators saved, and what
+            earlier runs have returned that is still there; `lasting` without these.
         since_loss: what is there from the loss on: results that the caller holds, less outputs of others that are gone.
         in_loss, in_loss_backward: all of these and the loss, in the forward of the loss and in its backward.
         gone, handed_on: outputs of others that were gone, and those of them that graphs had been given, by graph.
@@ -25,6 +26,7 @@ class Beside:
 
     gradients: int = 0
     other: int = 0
+    lasting: int = 0
     since_loss: int | None = None
     in_loss: int = 0
     in_loss_backward: int = 0
@@ -42,16 +44,24 @@ class Beside:
         """What the loss needs in its backward."""
         return self.in_loss_backward - self.most
 
-    def widen(self, gradients: int, other: int, since_loss: int, in_loss: int, in_loss_backward: int) -> bool:
-        """Take in what was seen; whether it is more."""
+    @property
+    def old(self) -> int:
+        """What is counted of what earlier runs have returned."""
+        return self.other - self.lasting
+
+    def widen(
+        self, gradients: int, other: int, since_loss: int, in_loss: int, in_loss_backward: int, old: int = 0
+    ) -> bool:
+        """Take in what was seen, with `old` bytes that earlier runs have returned; whether it is more."""
         before = self.most, self.gradients, self.in_loss, self.in_loss_backward
         self.times += 1
         self.since_loss = since_loss if self.since_loss is None else max(self.since_loss, since_loss)
         self.gradients, self.other = max(self.gradients, gradients), max(self.other, other)
+        self.lasting = max(self.lasting, other - old)
         self.in_loss, self.in_loss_backward = max(self.in_loss, in_loss), max(self.in_loss_backward, in_loss_backward)
         return before != (self.most, self.gradients, self.in_loss, self.in_loss_backward)
 
     def grow(self, more: int) -> None:
         """So many bytes are there beside the graph that were not when it was seen."""
-        self.other, self.in_loss = self.other + more, self.in_loss + more
+        self.other, self.lasting, self.in_loss = self.other + more, self.lasting + more, self.in_loss + more
         self.in_loss_backward += more if self.in_loss_backward else 0

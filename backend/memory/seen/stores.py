@@ -16,6 +16,13 @@ class Stores:
         self._found: dict[int, Any] = {}
         self.add(tensors)
 
+    @classmethod
+    def behind(cls, storages: Iterable[Any]) -> Stores:
+        """Those given."""
+        found = cls()
+        found.keep((storage._cdata, weakref.ref(storage)) for storage in storages)
+        return found
+
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
         """Take in what is behind `tensors`."""
         for tensor in tensors:
@@ -66,6 +73,10 @@ class Stores:
             if storage is not None:
                 found[key] = storage.nbytes()
         return found
+
+    def bytes(self) -> int:
+        """Of all that have not been released."""
+        return sum(self.alive().values())
 
     def sizes(self) -> list[tuple[Any, int]]:
         """A weak reference to each that has not been released, with its bytes."""

@@ -61,7 +61,7 @@ class Ahead:
         """Bytes while it ran, where `there` bytes are there in the step of `parameters`, what it returned included and
         gradients not."""
         gradients = sum(self.gradients.get(id(parameter), 0) for parameter in parameters)
-        return there - sum(self.made.alive().values()) + gradients + self.needs()
+        return there - self.made.bytes() + gradients + self.needs()
 
 
 class Lent:

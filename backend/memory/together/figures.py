@@ -37,7 +37,7 @@ def bounds_of(leaf: Leaf, index: Mapping[Leaf, int], always: int) -> Iterator[Bo
         to = {index[g.latest()]: size for g, size in situation.handed_on.items() if g.latest() in index}
         yield Bound(
             index[leaf], around, always + situation.most, limit, since, _loss_in(leaf, situation),
-            _early(leaf) if leaf.again else _early(leaf) - since, situation.gone, to,
+            _early(leaf, situation) - (0 if leaf.again else since), situation.gone, to,
         )  # fmt: skip
 
 
@@ -74,10 +74,10 @@ def _own_peaks(replayed: StepReplay, lent: int) -> tuple[int, int]:
     return peaks[0], peaks[1]
 
 
-def _early(leaf: Leaf) -> int:
+def _early(leaf: Leaf, situation: Beside) -> int:
     """What is there in its forward, and gone before its backward, that its plan does not know of: what a checkpoint
     needs to run it again, or outputs of earlier runs that a variable of the caller's holds until it returns."""
-    there = Tail.of_checkpoint(leaf.outputs).early_bytes if leaf.again else leaf.old
+    there = Tail.of_checkpoint(leaf.outputs).early_bytes if leaf.again else max(0, leaf.old - situation.old)
     return there - leaf.partitioner.tail.early_bytes
 
 

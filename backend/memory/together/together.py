@@ -165,15 +165,15 @@ def _seen(leaves: Sequence[Leaf]) -> Step:
     optimizer = Optimizing.of(options, [p for p in parameters if p.requires_grad], idle)
     parameters = list({id(p): p for p in (*parameters, *optimizer.parameters, *idle)}.values())
     untrained = {id(p) for p in idle}
-    trained = sum(Stores([p for p in parameters if p.requires_grad and id(p) not in untrained]).alive().values())
+    trained = Stores([p for p in parameters if p.requires_grad and id(p) not in untrained]).bytes()
     buffers = Stores()
     for leaf in leaves:
         buffers.update(leaf.buffers)
     buffers.drop(Stores(parameters))  # frozen ones that some of the graphs read
     always = Ledger(
-        parameters=sum(Stores(own_of(parameters, leaves)).alive().values()),
+        parameters=Stores(own_of(parameters, leaves)).bytes(),
         optimizer=optimizer.state,
-        buffers=sum(buffers.alive().values()),
+        buffers=buffers.bytes(),
         temporaries=max(leaf.partitioner.budget.statics.temporaries for leaf in leaves),  # beside tensors, on a GPU
     )
     bounds = [bound for leaf in leaves for bound in bounds_of(leaf, index, always.total)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from optpass.backend.compat.frames import globals_read
-from optpass.backend.compat.memory_autograd import tensors_of_callers
+from optpass.backend.compat.memory_callers import tensors_of_callers
 
 
 def backward_of(loss: torch.Tensor) -> list[bool]:

@@ -1,0 +1,106 @@
+"""What functions of the program hold in variables: those that asked for a backward, and those in whose call a graph is
+being compiled. For `backend.memory`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from optpass.backend.compat.frames import globals_read
+from optpass.backend.compat.memory_autograd import backward_frame
+
+#: Frames above a backward in which its caller's tensors are looked for; torch's own do not count.
+_CALLERS = 8
+
+
+def tensors_of_callers(callers: int = _CALLERS, passed_over: Collection[str] = ("torch",)) -> list[torch.Tensor]:
+    """Tensors that the functions which asked for the running backward hold in variables, or one container deep;
+    what is differentiated, too.
+
+    Args:
+        callers: how many functions, from the innermost on.
+        passed_over: packages whose functions are none.
+    """
+    return list({id(part): part for held in variables_of_callers(callers, passed_over) for part in held}.values())
+
+
+def variables_of_callers(
+    callers: int = _CALLERS, passed_over: Collection[str] = ("torch",)
+) -> list[tuple[torch.Tensor, ...]]:
+    """As `tensors_of_callers`, those of each variable together: one tensor, or what a container holds."""
+    frame: Any = sys._getframe()
+    asked = backward_frame(frame)
+    if asked is None:
+        for frame in list(sys._current_frames().values()):
+            asked = asked or backward_frame(frame)
+    roots = asked.f_locals.get("t_outputs", ()) if asked is not None else ()
+    found: list[tuple[torch.Tensor, ...]] = [(root,) for root in roots if isinstance(root, torch.Tensor)]
+    found += _held_by_callers(asked, passed_over, callers)
+    del frame, asked
+    return found
+
+
+def tensors_around_compile(callers: int = _CALLERS) -> list[torch.Tensor]:
+    """Tensors that the functions hold in whose call a graph is being compiled, as `tensors_of_callers` has them."""
+    return [part for held in variables_around_compile(callers) for part in held]
+
+
+def variables_around_compile(callers: int = _CALLERS) -> list[tuple[torch.Tensor, ...]]:
+    """As `tensors_around_compile`, those of each variable together."""
+    return list(_held_by_callers(sys._getframe(), ("torch", "optpass"), callers))
+
+
+def results_around_compile(depth: int = 3) -> list[torch.Tensor]:
+    """What those functions have computed and hold in variables, in up to so many containers, and can differentiate."""
+    found: dict[int, torch.Tensor] = {}
+    for value in _values_of_callers(sys._getframe(), ("torch", "optpass"), _CALLERS):
+        parts: list[Any] = [value]
+        for _ in range(depth):
+            parts = [inner for part in parts for inner in _parts(part)]
+        found.update((id(t), t) for t in parts if issubclass(type(t), torch.Tensor) and t.grad_fn is not None)
+    return list(found.values())
+
+
+def _held_by_callers(frame: Any, passed_over: Collection[str], callers: int) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Tensors that each variable holds of `frame` and those behind it, without those of the packages named."""
+    for value in _values_of_callers(frame, passed_over, callers):
+        yield tuple(part for part in _parts(value) if issubclass(type(part), torch.Tensor))
+
+
+def _values_of_callers(frame: Any, passed_over: Collection[str], callers: int) -> Iterator[Any]:
+    while frame is not None and callers:
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in passed_over:
+            callers -= 1
+            read = [frame.f_globals.get(name) for name in globals_read(frame.f_code)]
+            yield from (*_variables_of(frame), *read)
+        frame = frame.f_back
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """What a dict, list or tuple holds, or the value itself.
+
+    Nothing of the user's classes runs: a dictionary may import what it is asked for, a proxy refuse to name its class.
+    """
+    kind = type(value)
+    if issubclass(kind, dict):
+        return list(dict.values(value))
+    if issubclass(kind, list):
+        return list(list.__iter__(value))
+    return list(tuple.__iter__(value)) if issubclass(kind, tuple) else (value,)
+
+
+def _variables_of(frame: Any) -> list[Any]:
+    """What a frame's variables hold. Up to Python 3.12, to ask that leaves a copy with the frame, which would keep what
+    they held until the function returns: a micro-batch's outputs through all that follow."""
+    copied = frame.f_locals
+    values = list(copied.values())
+    optimized = frame.f_code.co_flags & inspect.CO_OPTIMIZED  # else these are its variables themselves
+    # Held by the frame, here, and as an argument; what somebody else holds, too, is `locals()` of the function.
+    if optimized and isinstance(copied, dict) and sys.getrefcount(copied) <= 3:
+        copied.clear()
+    return values
