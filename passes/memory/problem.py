@@ -89,6 +89,7 @@ class Problem:
             gradients of its outputs.
         outputs_held: the caller holds the outputs until the step ends, not only until its loss has read them.
         tangents_held: the caller holds the gradients of the outputs until the backward has returned.
+        saved_held: what is kept from the forward stays until then, for another backward.
     """
 
     operations: list[Operation]
@@ -103,6 +104,7 @@ class Problem:
     early: int = 0
     outputs_held: bool = True
     tangents_held: bool = False
+    saved_held: bool = False
     notes: list[str] = field(default_factory=list)
 
 

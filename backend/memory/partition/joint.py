@@ -59,6 +59,7 @@ def problem_of(
     outputs = sum(problem.storages[s].bytes for s in problem.forward_outputs)
     problem.tail = max(tail.beside(tangents, outputs), follow - tangents)
     problem.outputs_held, problem.kept, problem.early = tail.holds_outputs, tail.kept_bytes, tail.early_bytes
+    problem.saved_held = tail.retains
     problem.tangents_held = not parts.tangents_are_boxed()
     return problem
 

@@ -140,6 +140,8 @@ class _Step:
         storages.peak = 0
         arguments = self._backward_inputs(saved)
         program = self._backward(saved)
+        storages.save(saved.values())
+        retained = list(saved.values()) if tail.retains else []
         saved.clear()
         tangents = [arguments[i] for i in self._tangents()]
         tail.before_backward(tangents, held, storages)
@@ -147,6 +149,7 @@ class _Step:
             tangents.clear()
         gradients = program.run(arguments, storages)
         storages.mark("end of backward")
+        retained.clear()
         _accumulate(gradients, storages)
         gradient_bytes = storages.live
         more = storages.more_in_later_steps()

@@ -25,11 +25,13 @@ class Moment:
 
     Attributes:
         lent_bytes: part of them, which nobody but the caller holds.
+        released_bytes: what would be there, too, were the graph kept for another backward.
     """
 
     label: str
     live_bytes: int
     lent_bytes: int = 0
+    released_bytes: int = 0
 
 
 class Storages:
@@ -55,6 +57,8 @@ class Storages:
         self._cuda = CachingAllocator()
         self._lent: set[int] = set()
         self._only_lent = 0
+        self._saved: set[int] = set()
+        self._released = 0
         self._coming: dict[int, torch.Tensor] = {}  # by the storages of their tickets: what is copied back to
         self._under_way: set[tuple[int, int]] = set()  # storages of tickets, and of what is copied
         self._host: set[int] = set()  # storages of copies in host memory
@@ -64,6 +68,11 @@ class Storages:
         for value in values:
             if isinstance(value, torch.Tensor):
                 self._lent.update(part.untyped_storage()._cdata for part in strided_parts(value))
+
+    def save(self, values: Iterable[Any]) -> None:
+        """`values` are saved for the backward, which may release them."""
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        self._saved.update(part.untyped_storage()._cdata for tensor in tensors for part in strided_parts(tensor))
 
     def external(self, tensor: torch.Tensor) -> None:
         """The storage of `tensor` was there at the start and stays: it never counts."""
@@ -159,7 +168,7 @@ class Storages:
     def mark(self, label: str, workspace: int = 0) -> None:
         """`label` has run: note the bytes, with the `workspace` that it allocated and released inside."""
         now = self.live + workspace
-        self.timeline.append(Moment(label, now, self._only_lent))
+        self.timeline.append(Moment(label, now, self._only_lent, self._released))
         if now > self.peak:
             self.peak, self.peak_label = now, label
 
@@ -184,6 +193,8 @@ class Storages:
             self._only_lent += size
         else:
             self.live -= size
+            self._released += size if key in self._saved else 0
+        self._saved.discard(key)
 
 
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]

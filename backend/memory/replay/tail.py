@@ -34,6 +34,7 @@ class Tail:
         early_bytes: there in the forward, and gone before the graph's backward: what an earlier call returned, too.
         reads_outputs: the loss's backward reads outputs, so that they are there until it has run.
         gone: bytes of each output that is released before that all the same.
+        retains: the backward keeps the graph for another one, and with it all that was saved.
     """
 
     holds_outputs: bool = True
@@ -44,6 +45,7 @@ class Tail:
     reads_outputs: bool = False
     early_bytes: int = 0
     gone: tuple[int, ...] = ()
+    retains: bool = False
 
     @classmethod
     def of_checkpoint(cls, outputs: int) -> Tail:

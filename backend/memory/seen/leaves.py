@@ -213,7 +213,7 @@ class Leaf:
         old = max(0, self.old - min((s.old for s in self.situations.values()), default=0))
         return Tail(
             self.keeps_outputs, max(0, forward), 0, max(0, backward), kept, seen.reads_outputs,
-            int(old * sizes.most), seen.gone,
+            int(old * sizes.most), seen.gone, self.keeps_graph is not False,
         )  # fmt: skip
 
     def latest(self) -> Leaf:

@@ -60,16 +60,20 @@ def present_of(leaf: Leaf) -> Choice:
     handed = leaf.outputs if leaf.again else handed
     released = min(released, sum(leaf.loss.gone)) if leaf.loss.reads_outputs else released
     later = handed - max(0, released - lent)
-    forward, backward = _own_peaks(outcome.replayed, lent)
+    forward, backward = _own_peaks(outcome.replayed, lent, retained=leaf.keeps_graph is not False)
+    if not leaf.partitioner.tail.holds_outputs and not leaf.again:  # it was planned as if the caller let go of them
+        backward += lent
     return Choice(backward, max(leaf.held, 0), seconds, handed, later, forward)
 
 
-def _own_peaks(replayed: StepReplay, lent: int) -> tuple[int, int]:
-    """The peaks of its forward and of its backward, where the caller keeps `lent` bytes of its outputs."""
+def _own_peaks(replayed: StepReplay, lent: int, *, retained: bool) -> tuple[int, int]:
+    """The peaks of its forward and of its backward, where the caller keeps `lent` bytes of its outputs, and the graph
+    where it is `retained`."""
     peaks, now = [0, 0], 0
     for moment in replayed.timeline:
         now = 1 if moment.label == TANGENTS else now
         live = moment.live_bytes - replayed.kept_bytes * now - max(0, moment.lent_bytes - lent)
+        live += moment.released_bytes if retained else 0
         peaks[now] = max(peaks[now], live) if moment.label not in BETWEEN else peaks[now]
     return peaks[0], peaks[1]
 
@@ -98,7 +102,7 @@ def choices_for(leaf: Leaf, *, waits: bool, handed_on: bool, brief: bool) -> lis
         tangents = sum(s.bytes for s in problem.storages if s.tangent)
         outputs = sum(problem.storages[s].bytes for s in problem.forward_outputs)
         between, problem.outputs_held = tail.beside(tangents, outputs), tail.holds_outputs
-        problem.kept = tail.kept_bytes
+        problem.kept, problem.saved_held = tail.kept_bytes, tail.retains
         released = tail.released(outputs)
     less = max(0, partitioner.counted - replayed.peak_bytes) if partitioner.executor == "inductor" else 0
     around = Around(less, released, _given(leaf, problem) if handed_on else {})

@@ -49,16 +49,16 @@ def next_plan(step: Step, more: int | None) -> None:
 
 
 def warn_of_kept_graphs(leaves: Sequence[Leaf]) -> None:
-    """Say once of each graph that a backward is to keep what it has saved, which its plan takes to be released."""
+    """Say once of each graph that a backward keeps what it has saved, which its first plan takes to be released."""
     for leaf in leaves:
         replayed = leaf.partitioner.outcome.replayed
         if leaf.keeps_graph and replayed is not None:
             leaf.keeps_graph = None
             size = format_bytes(sum(replayed.saved_bytes.values()))
             text = (
-                "memory budget: a backward with retain_graph=True keeps what the graph has saved, which is not "
-                f"counted: the step may need up to {size} more than is predicted; add up the losses for one "
-                "backward, or lower the budget by as much"
+                "memory budget: a backward with retain_graph=True keeps what the graph has saved: the first step may "
+                f"have needed up to {size} more than was predicted; those that follow count it, and need less where "
+                "the losses are added up for one backward"
             )
             log.warning("%s", text)
             store.current().warn(text)

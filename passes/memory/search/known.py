@@ -48,7 +48,8 @@ def key_of(problem: Problem) -> str:
     for s in problem.storages:
         name = str(s.node.target) if s.node.op == "call_function" else s.node.op
         digest.update(repr((name, s.bytes, s.producer, s.given, s.tangent)).encode())
-    between = (problem.tail, problem.kept, problem.early, problem.outputs_held, problem.tangents_held)
+    between = (problem.tail, problem.kept, problem.early)
+    held = (problem.outputs_held, problem.tangents_held, problem.saved_held)
     ends = (problem.forward_outputs, problem.backward_outputs, sorted(problem.baseline))
-    digest.update(repr((between, ends)).encode())
+    digest.update(repr((between, held, ends)).encode())
     return digest.hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -70,7 +71,7 @@ class Finder:
         """The peak is at step `at` of the backward."""
         timeline = self.timeline
         position = timeline.anchors[at]
-        returned = set(self.schedule.problem.backward_outputs)
+        returned, held = set(self.schedule.problem.backward_outputs), self.schedule.problem.saved_held
         found = []
         for i, s in enumerate(timeline.storage):
             uses = self._uses[i]
@@ -79,6 +80,9 @@ class Finder:
             if not self._may_drop(s) or s in returned or self.operations[self.schedule._producer[s]].backward:
                 continue
             k = bisect_left(uses, at)
+            if held and timeline.birth[i] < 0:
+                found.append(self._released(s, i, k, at))
+                continue
             if k == len(uses) or uses[k] == at or timeline.birth[i] == at:
                 continue
             before = uses[k - 1] if k else timeline.birth[i]
@@ -87,6 +91,16 @@ class Finder:
             elif timeline.anchors[uses[k]] > position:
                 found.append(self._evicted(s, i, uses[k], before, position, at))
         return [c for c in found if c is not None]
+
+    def _released(self, s: int, instance: int, k: int, at: int) -> Candidate | None:
+        """What is held to the end of the backward is computed again instead where it is read, and let go of at the peak
+        if it is read on both sides of it."""
+        uses, position = self._uses[instance], self.timeline.anchors[at]
+        found = None if k < len(uses) and uses[k] == at else self._dropped(s, instance, -1)
+        if found is None or k in (0, len(uses)):
+            return found
+        move, lean = (replace(one, evict=(*one.evict, (s, position))) for one in (found.move, found.lean))
+        return replace(found, move=move, lean=lean)
 
     # ---- one move -----------------------------------------------------------------------------------------------
 

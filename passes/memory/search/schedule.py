@@ -143,6 +143,8 @@ class Schedule:
         last, size = stored.last, stored.bytes
         if self.problem.tangents_held:
             last[self._tangent[storage]] = n - 1
+        if self.problem.saved_held:
+            last[instances] = n - 1
         change = np.zeros(n + 2, dtype=np.int64)
         live = (birth >= 0) | (last >= 0)
         if self.problem.outputs_held:

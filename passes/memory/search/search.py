@@ -86,8 +86,9 @@ class Search:
         self._found = found
         self.way, self._base_s = found.way, found.base_s
 
-    def _now(self) -> tuple[int, bool, int, int]:
-        return self.problem.tail, self.problem.outputs_held, self.problem.kept, self.problem.early
+    def _now(self) -> tuple[int, bool, bool, int, int]:
+        one = self.problem
+        return one.tail, one.outputs_held, one.saved_held, one.kept, one.early
 
     @property
     def holds(self) -> bool:

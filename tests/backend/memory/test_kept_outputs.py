@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import weakref
 
+import pytest
 import torch
 from torch import nn
+
+from optpass.errors import BudgetInfeasibleError
 
 ROWS, WIDTH = 128, 32
 
@@ -152,3 +155,35 @@ def supervised(call):
 def test_outputs_that_the_loss_does_not_read_again_are_gone(steps):
     peak, _, predicted, _ = steps.measured(supervised, 10**10)
     assert 0 <= predicted - peak <= 0.005 * peak
+
+
+def inside(call):
+    """The backward is asked for in the compiled function, which breaks there, and holds its loss: a number in a storage
+    as large as what it is the mean of."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(6)))
+
+    def trained(x, target):
+        loss = nn.functional.mse_loss(model(x), target)
+        loss.backward()
+        return loss.detach()
+
+    compiled, given = call(trained), [torch.randn(ROWS, WIDTH) for _ in range(2)]
+
+    def step():
+        compiled(*given)
+        return gradients(model)
+
+    return step, (model,), given
+
+
+def test_a_loss_that_is_held_where_the_function_breaks_counts(steps):
+    peak, _, predicted, _ = steps.measured(inside, 10**10)
+    assert 0 <= predicted - peak <= 128
+    with pytest.raises(BudgetInfeasibleError) as refused:
+        steps.measured(inside, 1)
+    least = refused.value.floor_bytes  # before it is seen that the function holds its loss
+    with pytest.raises(BudgetInfeasibleError) as refused:
+        steps.measured(inside, least)
+    for budget in (refused.value.floor_bytes, (refused.value.floor_bytes + peak) // 2):
+        less, _, predicted, _ = steps.measured(inside, budget)
+        assert less <= budget and 0 <= predicted - less <= 128
