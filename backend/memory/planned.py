@@ -24,7 +24,9 @@ from optpass.backend.memory.seen.expected import Expected, resize, shapes_of
 from optpass.backend.memory.seen.leaves import Leaf, Share
 from optpass.backend.memory.step import StepTensors, has_gradients
 from optpass.backend.memory.together.together import STEPS
+from optpass.errors import BudgetInfeasibleError
 from optpass.options import Options
+from optpass.passes.memory.search.search import Search
 from optpass.reporting import store
 
 BESIDE_ITSELF = "planned to hold least, since runs of the same graph wait for their backward and more may follow"
@@ -121,6 +123,8 @@ class Planned:
         self._lock = threading.Lock()
         self._needs = needs
         self._version: int | None = None  #: of a trained parameter, when the graph was last called
+        #: What served until now, and its search, while another plan that nothing depends on is compiled.
+        self._before: tuple[Callable[..., Any], Search | None] | None = None
         self._over = False  #: steps begin with gradients there, so that it serves none any more
 
     @staticmethod
@@ -151,6 +155,13 @@ class Planned:
             self._served = compiled
         else:
             self._served = self._other(gradients, larger, mine, args)
+        try:
+            return self._run(self._served, args)
+        except BudgetInfeasibleError:
+            if not self._goes_back(gradients, larger):
+                raise
+        finally:
+            self._before = None
         return self._run(self._served, args)
 
     def _note_step(self, gradients: bool, args: Sequence[Any]) -> None:
@@ -217,6 +228,8 @@ class Planned:
         """What serves the case, compiled when it is first asked for."""
         with self._lock:
             if mine and self._compiled is not None:  # its plan is out of date
+                if self._leaf.share is not None and self._leaf.share.optional:
+                    self._before = self._compiled, self._leaf.partitioner.search
                 self._superseded(True)
                 self._compiled = None
                 self._leaf.partitioner.search = None
@@ -233,6 +246,17 @@ class Planned:
                 )  # fmt: skip
                 self._others[gradients, larger] = self._again(case=case)
             return self._others[gradients, larger]
+
+    def _goes_back(self, gradients: bool, larger: bool) -> bool:
+        """A plan that was to use the budget better cannot be had: the one before serves on, where there is one."""
+        with self._lock:
+            if self._before is None:
+                return False
+            del self._others[gradients, larger]
+            self._compiled, self._leaf.partitioner.search = self._before
+            self._leaf.share, self._served = None, self._compiled
+            self._superseded(False)
+        return True
 
 
 def _warn_of_first_step() -> None:

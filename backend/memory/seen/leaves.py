@@ -33,6 +33,7 @@ class Share:
         at_optimizer: peak while the optimizer steps.
         optimizer: its name.
         state: of the search, that was chosen; with the number of operations of its graph.
+        optional: the plan in force fits, too, and stays where none can be had for this.
     """
 
     statics: Ledger
@@ -41,6 +42,7 @@ class Share:
     at_optimizer: int = 0
     optimizer: str = "none"
     state: tuple[int, FrozenState] | None = None
+    optional: bool = False
 
 
 @dataclass(eq=False)

@@ -98,7 +98,7 @@ def _share_out(step: Step, chosen: Sequence[Choice], worst: int, over: int) -> N
     words.planned_together(step, chosen, worst, over)
     for i, leaf in enumerate(step.leaves):
         if not _does(step, i, chosen):
-            leaf.share = _share(step, i, chosen)
+            leaf.share = replace(_share(step, i, chosen), optional=_fits(step, i, chosen))
             _plan_always(leaf)
 
 
@@ -147,8 +147,16 @@ def _does(step: Step, index: int, chosen: Sequence[Choice]) -> bool:
     """Whether the plan in force of graph `index` is as good as the one that was chosen. Where that does not fit, a new
     compile says whether any does."""
     present = step.present[index]
-    fits = excess([*chosen[:index], present, *chosen[index + 1 :]], step.bounds) <= 0
-    return fits and present.held <= chosen[index].held and present.seconds <= 1.02 * chosen[index].seconds
+    return (
+        _fits(step, index, chosen)
+        and present.held <= chosen[index].held
+        and present.seconds <= 1.02 * chosen[index].seconds
+    )
+
+
+def _fits(step: Step, index: int, chosen: Sequence[Choice]) -> bool:
+    """Whether the plan in force of graph `index` does, beside those chosen for the others."""
+    return excess([*chosen[:index], step.present[index], *chosen[index + 1 :]], step.bounds) <= 0
 
 
 def _alone(leaf: Leaf) -> bool:
