@@ -40,6 +40,8 @@ class Budget:
             with their last holder.
         held: what calls the step holds the outputs until it asks for the backward; None where that is not known.
         apart: it is of one of several modules that are compiled on their own; what those have that did not run yet.
+        elsewhere: bytes of the statics that are of frozen models which the graph does not read, and of what the program
+            changes by hand from step to step; for messages.
         batch: samples that the graph is given at once, where its inputs say so; for messages.
         where: what set the budget, for messages.
         notes: what was assumed.
@@ -64,6 +66,7 @@ class Budget:
     handed: tuple[tuple[int, int], ...] = ()
     held: bool | None = True
     apart: Ledger | None = None
+    elsewhere: int = 0
     batch: int | None = None
     where: str = ""
     notes: tuple[str, ...] = ()

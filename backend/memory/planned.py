@@ -21,7 +21,8 @@ from optpass.backend.memory.idle import idle_of
 from optpass.backend.memory.partition.growth import Growth
 from optpass.backend.memory.partition.partitioner import BudgetPartitioner
 from optpass.backend.memory.seen.expected import Expected, resize, shapes_of
-from optpass.backend.memory.seen.leaves import Leaf, Share
+from optpass.backend.memory.seen.leaves import Leaf, Share, first_trained
+from optpass.backend.memory.seen.updated import Updated
 from optpass.backend.memory.step import StepTensors, has_gradients
 from optpass.backend.memory.together.together import STEPS
 from optpass.errors import BudgetInfeasibleError
@@ -110,6 +111,7 @@ class Planned:
         STEPS.traced()
         self._leaf.inputs.update(tensors.unread)
         self._leaf.buffers.update(tensors.unread_of_modules)
+        self._leaf.elsewhere = self._leaf.elsewhere.with_those_of(tensors.elsewhere)
         partitioner.if_nothing_else_trains = None
         if case.before is None and not partitioner.follows:
             idle = idle_of(tensors.idle, tensors.parameters, partitioner.ungraded, ())
@@ -121,7 +123,7 @@ class Planned:
         self._others: dict[tuple[bool, bool], Callable[..., Any]] = {}
         self._served: Callable[..., Any] | None = None  #: what served the last forward
         self._lock = threading.Lock()
-        self._needs = needs
+        self._needs, self._updated = needs, Updated()
         self._version: int | None = None  #: of a trained parameter, when the graph was last called
         #: What served until now, and its search, while another plan that nothing depends on is compiled.
         self._before: tuple[Callable[..., Any], Search | None] | None = None
@@ -147,7 +149,7 @@ class Planned:
         if is_in_backward():  # a checkpoint runs its forward again, which must meet the plan that it met before
             return self._run(self._served or compiled, args)
         gradients = any(args[i].grad is not None for i in self._trained)
-        STEPS.enter(self._case.origin, gradients)
+        STEPS.enter(self._case.origin, gradients, self._updated)
         self._note_step(gradients, args)
         larger = self._growth is not None and self._outgrows(self._growth.at(args), args)
         mine = gradients == self._case.gradients and not larger
@@ -167,7 +169,8 @@ class Planned:
     def _note_step(self, gradients: bool, args: Sequence[Any]) -> None:
         """Where an optimizer has stepped and gradients are there (`zero_grad(set_to_none=False)`), a plan for a step
         that begins without any was that of the first step."""
-        version = args[self._trained[0]]._version if self._trained else None
+        trained = first_trained(args[i] for i in self._trained)
+        version = None if trained is None else trained._version
         over = self._over if version == self._version else gradients
         self._version = version
         if not self._case.gradients and over != self._over and self._compiled is not None:

@@ -21,6 +21,7 @@ from optpass.backend.memory.around_gpu import beside
 from optpass.backend.memory.budget import ENGINE_BYTES, Budget
 from optpass.backend.memory.eager.caller import held_in_call
 from optpass.backend.memory.eager.held import held_upstream, only_handed_on
+from optpass.backend.memory.elsewhere import frozen_models, said_of
 from optpass.backend.memory.idle import idle_of, unread_of
 from optpass.backend.memory.measure import storage_bytes
 from optpass.backend.memory.optimizing import Optimizing
@@ -53,6 +54,7 @@ class StepTensors:
         held: what the function that calls the graph holds beside them, and beside an index for each row of an output.
         idle: parameters of modules that it reads others of, which have no gradient and which it does not read.
         module_tensors: positions of those buffers that are inputs of the graph.
+        elsewhere: frozen models that are there beside it, weakly.
         again: a checkpoint runs the graph again in the backward.
         to_come: calls of the graph that the function which calls it may make before it asks for a backward.
         positions: of those of `inputs` that the graph reads.
@@ -68,6 +70,7 @@ class StepTensors:
     held: tuple[torch.Tensor, ...] = ()
     to_come: int = 0
     unread_of_modules: Stores = field(default_factory=Stores)
+    elsewhere: Stores = field(default_factory=Stores)
     again: bool = False
     positions: tuple[int, ...] = ()
     held_by_caller: bool | None = True
@@ -112,13 +115,16 @@ class StepTensors:
         wanted, rows = _output_sizes(gm)
         others = {(t.numel(), t.nbytes) for t in plain if t.numel() in wanted and not read.has(t.untyped_storage())}
         own = [p for _, p in parameters]
+        training = torch.is_grad_enabled() and not is_checkpointed()
+        elsewhere = Stores(frozen_models([*own, *buffers, *inputs, *beside]) if training else ())
+        elsewhere.drop(STEPS.lent())
         mine = held_in_call((t.device for t in (*own, *inputs)), own)
         mine = [t for t in mine if t.numel() not in wanted and not (t.dtype == torch.long and t.numel() in rows)]
         return cls(
             tuple(parameters), tuple(buffers), tuple(inputs), tuple(lent), Stores(unread), tuple(sorted(others)),
             tuple(t for t in mine if t.layout == torch.strided and not read.has(t.untyped_storage())),
-            calls_to_come() if torch.is_grad_enabled() and not is_checkpointed() else 0, Stores(still),
-            is_checkpointed(), tuple(positions), holds_result() if torch.is_grad_enabled() else True,
+            calls_to_come() if training else 0, Stores(still), elsewhere, is_checkpointed(), tuple(positions),
+            holds_result() if torch.is_grad_enabled() else True,
             tuple(t for t in beside if t.requires_grad and t.grad is None),
         )  # fmt: skip
 
@@ -180,13 +186,15 @@ def budget_of(
     eager = sum(size for key, size in Stores([*tensors.inputs, *saved]).alive().items() if key not in known)
     inputs = sum(size for key, size in Stores(tensors.inputs).alive().items() if key not in known)
     apart = _apart(tensors, everything)
+    lying = tensors.elsewhere.with_those_of(expected.elsewhere)
+    lying.drop(Stores(everything))
     to_come = tensors.to_come if expected.tail is None else 0
     size = storage_bytes(trained)
     statics = Ledger(
         parameters=storage_bytes(everything),
         gradients=(size if gradients else storage_bytes(elsewhere)) + storage_bytes(_gradients_of(tensors.inputs)),
         optimizer=optimizer.state,
-        buffers=storage_bytes(t for t in tensors.buffers if id(t) not in counted),
+        buffers=storage_bytes(t for t in tensors.buffers if id(t) not in counted) + lying.bytes(),
         inputs=inputs + max(expected.beside, _bytes_of_held(tensors, known, saved, gradients)),
         activations=outside + eager - inputs,
         temporaries=_beside(device, tensors, everything, optimizer),
@@ -211,9 +219,10 @@ def budget_of(
         handed=only_handed_on(zip(tensors.positions, tensors.inputs, strict=False), outputs.alive()),
         held=tensors.held_by_caller,
         apart=apart,
+        elsewhere=lying.bytes(),
         batch=_batch(tensors.inputs),
         where=where,
-        notes=(*optimizer.notes, *expected.notes, *((CALLED_AGAIN,) if to_come else ())),
+        notes=(*optimizer.notes, *expected.notes, *said_of(lying), *((CALLED_AGAIN,) if to_come else ())),
     )
 
 

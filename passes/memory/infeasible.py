@@ -96,6 +96,11 @@ def smaller_batch(batch: int | None, peak: int, fixed: int, budget: int) -> Help
     return Help(f"micro-batch {size}, about", fixed + own * size // batch, peak=True) if size >= 1 else None
 
 
+def elsewhere(size: int) -> Help:
+    """Where `size` bytes are of models that the step does not train."""
+    return Help("letting go of frozen models that this step does not need, or moving them to another device", size)
+
+
 def attention_swapped(peak: int) -> Help:
     """Where attention that is left as it is written could run on a fused kernel: the smallest peak with that."""
     return Help("attention = 'always'", peak, peak=True)

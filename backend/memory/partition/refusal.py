@@ -10,7 +10,7 @@ from optpass.backend.memory.budget import ENGINE_BYTES, Budget
 from optpass.backend.memory.replay.replay import StepReplay
 from optpass.errors import BudgetInfeasibleError
 from optpass.passes.memory.describe import live_at_peak, tensor_of
-from optpass.passes.memory.infeasible import explain_infeasible, smaller_batch, standard_helps
+from optpass.passes.memory.infeasible import elsewhere, explain_infeasible, smaller_batch, standard_helps
 from optpass.passes.memory.plan import Ledger
 from optpass.passes.memory.search.schedule import Timeline
 from optpass.passes.memory.search.search import Search
@@ -37,6 +37,7 @@ def refusal(
     smaller = smaller_batch(budget.batch, floor, fixed, budget.bytes)
     helps = standard_helps(held, trained_itemsize=budget.trained_itemsize, optimizer=budget.optimizer)
     helps = [smaller, *helps] if smaller is not None else helps
+    helps += [elsewhere(budget.elsewhere)] if budget.elsewhere else []
     held_on = max(floor, budget.statics.total + budget.to_accumulate + ENGINE_BYTES + replay.peak_bytes - relief)
     error = explain_infeasible(
         budget.bytes, floor, held, largest, helps, budget.where, accumulating=held_on, not_seen=not_seen

@@ -10,7 +10,7 @@ import torch
 
 from optpass.backend.compat.memory_autograd import held_by_more
 from optpass.backend.compat.memory_callers import results_around_compile
-from optpass.backend.memory.seen.leaves import Leaf
+from optpass.backend.memory.seen.leaves import Leaf, first_trained
 from optpass.backend.memory.seen.stores import Stores
 
 #: Chains of runs that are remembered, to find which of them make up one step.
@@ -100,7 +100,7 @@ class Chains:
 
     def note_parameters(self, parameters: Iterable[torch.Tensor]) -> None:
         """A run of these begins: whether they have changed since the last one, or have no gradients any more."""
-        trained = next((p for p in parameters if p.requires_grad), None)
+        trained = first_trained(parameters)
         if trained is None:
             return
         version = trained._version

@@ -14,6 +14,7 @@ from optpass.backend.memory.eager.timeline import Resize, Shapes
 from optpass.backend.memory.replay.graph_values import hint, ints
 from optpass.backend.memory.replay.tail import Tail
 from optpass.backend.memory.seen.leaves import Leaf
+from optpass.backend.memory.seen.stores import Stores
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Expected:
         tail: what happens between its forward and its backward; None for what is assumed of any.
         beside: bytes that are there beside what it is given: targets.
         notes: what was assumed.
+        elsewhere: what was seen to be there elsewhere, as in `Leaf`.
         crowded: it is planned anew since its own runs wait for their backward, and one more like them would not fit.
     """
 
@@ -31,6 +33,7 @@ class Expected:
     beside: int = 0
     notes: tuple[str, ...] = ()
     crowded: bool = False
+    elsewhere: Stores | None = None
 
     @classmethod
     def of(cls, like: Leaf | None, shapes: Shapes | None) -> Expected:
@@ -38,13 +41,15 @@ class Expected:
         if like is None:
             return cls()
         if shapes is None:
-            return cls(like.tail(), like.beside)
+            return cls(like.tail(), like.beside, elsewhere=like.elsewhere)
         if not like.seen:
             return cls()
         sizes = resize(like, shapes)
         note = "" if sizes.most == 1.0 else "the loss outside of the graph is taken to need what it did at other sizes"
         outside = note and like.loss.timeline is not None
-        return cls(like.tail(sizes), int(like.beside * sizes.most), (note,) if outside else ())
+        return cls(
+            like.tail(sizes), int(like.beside * sizes.most), (note,) if outside else (), elsewhere=like.elsewhere
+        )
 
 
 #: Of a graph that is like none that was seen.

@@ -57,6 +57,7 @@ class Leaf:
         own: its parameters, in that order.
         gradients: it serves steps that begin with gradients there.
         buffers: the latter, of all calls looked at.
+        elsewhere: frozen models that are there beside it, and what the program changes by hand from step to step.
         inputs: what it and other plans of the same graph were given, and the targets of their losses.
         inputs_seen: bytes of these that were there when it was looked at, at most.
         inputs_there: the same in its backward, with the targets that were found until then.
@@ -95,6 +96,7 @@ class Leaf:
     module_tensors: tuple[int, ...] = ()
     gradients: bool = False
     buffers: Stores = field(default_factory=Stores)
+    elsewhere: Stores = field(default_factory=Stores)
     inputs: Stores = field(default_factory=Stores)
     inputs_seen: int = 0
     inputs_there: int = 0
@@ -152,7 +154,7 @@ class Leaf:
 
     def learn(self, leaf: Leaf) -> None:
         """Take over what was seen of the loss behind another plan of the same graph."""
-        self.known, self.inputs = dict(leaf.known), leaf.inputs
+        self.known, self.inputs, self.elsewhere = dict(leaf.known), leaf.inputs, leaf.elsewhere
         self.loss, self.seen = leaf.loss, leaf.seen
         self.keeps_outputs, self.kept_outputs = leaf.keeps_outputs, leaf.kept_outputs
         self.since_loss, self.left, self.keeps_graph = leaf.since_loss, leaf.left, leaf.keeps_graph
@@ -173,6 +175,14 @@ class Leaf:
         )
         self.since_loss = max(s.since_loss or 0 for s in seen)
 
+    def note_updated(self, tensors: Iterable[torch.Tensor]) -> None:
+        """The program changes `tensors` by hand from step to step."""
+        found = Stores(tensors)
+        for counted in (self.buffers, self.inputs, self.elsewhere):
+            found.drop(counted)
+        if found.bytes():
+            self.elsewhere, self.news = self.elsewhere.with_those_of(found), True
+
     def note_old(self, size: int) -> None:
         """So many bytes of outputs of earlier runs are there in its forward: a loop's variable is, until the next call
         has returned."""
@@ -181,7 +191,7 @@ class Leaf:
 
     def inputs_now(self) -> int:
         """Bytes that are there of its inputs, and those of other plans of the same graph."""
-        buffers = self.buffers.alive()  # which a plan that was made later is given as inputs
+        buffers = self.buffers.with_those_of(self.elsewhere).alive()  # which a later plan is given as inputs
         return sum(size for key, size in self.inputs.alive().items() if key not in buffers)
 
     def note_inputs(self) -> bool:
@@ -228,6 +238,11 @@ class Leaf:
 
 def _alive(references: Iterable[weakref.ref[torch.Tensor]]) -> list[torch.Tensor]:
     return [tensor for reference in references if (tensor := reference()) is not None]
+
+
+def first_trained(parameters: Iterable[torch.Tensor]) -> torch.Tensor | None:
+    """The parameter by whose version it is told whether an optimizer has stepped, which counts it up; None without."""
+    return next((p for p in parameters if p.requires_grad), None)
 
 
 def idle_in(leaves: Iterable[Leaf]) -> list[torch.Tensor]:

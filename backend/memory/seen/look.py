@@ -168,7 +168,7 @@ def _given_to(runs: Sequence[Run]) -> Stores:
         given.update(run.inputs)
     for run in runs:
         given.drop(Stores(p for ref in run.parameters if (p := ref()) is not None))
-        given.drop(run.leaf.buffers)
+        given.drop(run.leaf.buffers.with_those_of(run.leaf.elsewhere))
     return given
 
 
@@ -216,7 +216,7 @@ def beside(
     for r in (run, *others):
         own = r.inputs.alive()  # what is handed back as it came is no result
         known.update({key_: size for key_, size in r.outputs.alive().items() if key_ not in own})
-        known.update(r.leaf.buffers.alive())
+        known.update({**r.leaf.buffers.alive(), **r.leaf.elsewhere.alive()})
     bytes_of_gradients = sum(size for key_, size in gradients.items() if key_ not in known)
     counted = known.keys() | gradients.keys()
     since = _bytes_but(counted | there.alive().keys(), old.alive())

@@ -29,6 +29,7 @@ from optpass.backend.memory.seen.look import beside, note, others_of
 from optpass.backend.memory.seen.run import Run, note_held, own_storages
 from optpass.backend.memory.seen.stores import Stores
 from optpass.backend.memory.seen.ungraded import Ahead, Lent, ahead_of, note_stepping
+from optpass.backend.memory.seen.updated import Updated
 from optpass.backend.memory.seen.watch import Watch
 from optpass.errors import BudgetInfeasibleError
 
@@ -94,15 +95,13 @@ class Steps:
     def alike(self, parameters: Sequence[torch.Tensor], shapes: Shapes) -> Leaf | None:
         """A graph of the same parameters that was seen in a step lately, called with tensors of as many dimensions."""
         with self._lock:
-            ran = self._chains.leaves()
-        return alike(ran, parameters, shapes)
+            return alike(self._chains.leaves(), parameters, shapes)
 
     def waiting_parameters(self) -> list[torch.Tensor]:
         """Parameters of the runs that wait for their backward."""
         with self._lock:
             self._sweep()
-            found = [p() for run in self._live for p in run.parameters]
-        return [p for p in found if p is not None]
+            return [p for run in self._live for reference in run.parameters if (p := reference()) is not None]
 
     def forget(self) -> None:
         """The step that is under way has failed: what it holds, in frames of an error, is no part of another one."""
@@ -125,8 +124,8 @@ class Steps:
 
     # ---- what happens -------------------------------------------------------------------------------------------
 
-    def enter(self, origin: object, gradients: bool) -> None:
-        """A graph is called, when gradients of its parameters are there or not."""
+    def enter(self, origin: object, gradients: bool, updated: Updated) -> None:
+        """A graph is called, when gradients of its parameters are there or not; `updated` is of it."""
         with self._lock:
             self._sweep()
             self._gone = sum(run.released_outputs() for run in self._live)
@@ -138,6 +137,7 @@ class Steps:
                 return
             steps, old = self._chains.steps_of(origin), self._chains.returned().bytes()
             self._chains.begin(origin)
+        updated.look(next(iter(steps), []))
         for i, step in enumerate(steps):
             for leaf in step:
                 leaf.note_old(old if leaf.origin is origin and leaf.gradients == gradients else 0)

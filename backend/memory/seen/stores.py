@@ -35,6 +35,13 @@ class Stores:
         """Take in those of `other`."""
         self.keep(other._found.items())
 
+    def with_those_of(self, other: Stores | None) -> Stores:
+        """Both."""
+        found = Stores()
+        for stores in (self, other):
+            found.update(stores or Stores())
+        return found
+
     def keep(self, references: Iterable[tuple[int, weakref.ref[Any]]]) -> None:
         """Take in storages by their keys and weak references."""
         for key, reference in references:
@@ -45,6 +52,10 @@ class Stores:
         """Whether a storage that is there is one of them."""
         reference = self._found.get(storage._cdata)
         return reference is not None and reference() is not None
+
+    def behind_any(self, tensor: torch.Tensor) -> bool:
+        """Whether one of them is behind a tensor, or a part of it."""
+        return any(self.has(part.untyped_storage()) for part in _plain(tensor))
 
     def had(self, reference: weakref.ref[Any] | None) -> bool:
         """Whether a weak reference without a callback is to one of them, which may have been released."""

@@ -24,6 +24,7 @@ from optpass.backend.memory.seen.runs import Steps
 from optpass.backend.memory.seen.stores import Stores
 from optpass.backend.memory.together import words
 from optpass.backend.memory.together.figures import bounds_of, choices_for, present_of
+from optpass.passes.memory.optimizers.search import states_of
 from optpass.passes.memory.plan import Ledger
 
 log = logging.getLogger(__name__)
@@ -177,6 +178,9 @@ def _seen(leaves: Sequence[Leaf]) -> Step:
     buffers = Stores()
     for leaf in leaves:
         buffers.update(leaf.buffers)
+    for leaf in leaves:
+        buffers.update(leaf.elsewhere)
+    buffers.drop(Stores(states_of(parameters)))
     buffers.drop(Stores(parameters))  # frozen ones that some of the graphs read
     always = Ledger(
         parameters=Stores(own_of(parameters, leaves)).bytes(),

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from optpass.backend.memory.budget import ENGINE_BYTES
+from optpass.backend.memory.elsewhere import said_of
 from optpass.backend.memory.filing import add_note
 from optpass.backend.memory.partition.partitioner import NEXT
 from optpass.backend.memory.plans.bounds import Choice, total
 from optpass.backend.memory.seen.leaves import Leaf
+from optpass.backend.memory.seen.stores import Stores
 from optpass.errors import BudgetInfeasibleError
 from optpass.reporting import store
 from optpass.units import format_bytes
@@ -100,6 +102,10 @@ def infeasible(step: Step, chosen: Sequence[Choice], over: int) -> BudgetInfeasi
         f"{format_bytes(worst.needed(chosen[worst.graph]))} while one runs. Compile the whole model as one graph, or "
         "use a smaller micro-batch."
     )
+    lying = Stores()
+    for leaf in step.leaves:
+        lying.update(leaf.elsewhere)
+    text = " ".join((text, *(f"Of that, {said}." for said in said_of(lying))))
     return BudgetInfeasibleError(text, floor_bytes=budget + over, budget_bytes=budget)
 
 

@@ -108,6 +108,13 @@ def states_of(parameters: Iterable[Tensor]) -> list[Tensor]:
     return [value for value in kept if isinstance(value, Tensor)]
 
 
+def everything_held() -> list[Tensor]:
+    """What the live optimizers train, and what they keep of it."""
+    live = _live()
+    kept = (value for o in live for value in tree_leaves(list(o.state.values())))
+    return [*(p for o in live for p in _parameters(o)), *(value for value in kept if isinstance(value, Tensor))]
+
+
 def _of_copies(
     parameters: Iterable[Tensor], live: Iterable[torch.optim.Optimizer]
 ) -> tuple[torch.optim.Optimizer | None, tuple[Tensor, ...]]:
