@@ -33,16 +33,30 @@ def variables_of_callers(
     callers: int = _CALLERS, passed_over: Collection[str] = ("torch",)
 ) -> list[tuple[torch.Tensor, ...]]:
     """As `tensors_of_callers`, those of each variable together: one tensor, or what a container holds."""
+    asked = _asked()
+    roots = asked.f_locals.get("t_outputs", ()) if asked is not None else ()
+    found: list[tuple[torch.Tensor, ...]] = [(root,) for root in roots if isinstance(root, torch.Tensor)]
+    found += _held_by_callers(asked, passed_over, callers)
+    del asked
+    return found
+
+
+def named_by_caller(passed_over: Collection[str]) -> list[tuple[torch.Tensor, ...]]:
+    """Tensors that are variables of the function which asked for the running backward, or in one that is a tuple or a
+    dict, as a batch is: lists grow. Those of each variable together."""
+    values = (v for v in _values_of_callers(_asked(), passed_over, 1) if not issubclass(type(v), list))
+    return [tuple(p for p in _parts(value) if issubclass(type(p), torch.Tensor)) for value in values]
+
+
+def _asked() -> Any:
+    """The frame in which the running backward was asked for, in whatever thread it runs."""
     frame: Any = sys._getframe()
     asked = backward_frame(frame)
     if asked is None:
         for frame in list(sys._current_frames().values()):
             asked = asked or backward_frame(frame)
-    roots = asked.f_locals.get("t_outputs", ()) if asked is not None else ()
-    found: list[tuple[torch.Tensor, ...]] = [(root,) for root in roots if isinstance(root, torch.Tensor)]
-    found += _held_by_callers(asked, passed_over, callers)
-    del frame, asked
-    return found
+    del frame  # which may be this one, in a cycle with what those behind it hold: the gradients that a hook is given
+    return asked
 
 
 def tensors_around_compile(callers: int = _CALLERS) -> list[torch.Tensor]:

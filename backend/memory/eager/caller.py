@@ -12,12 +12,24 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from optpass.backend.compat.memory_callers import variables_around_compile, variables_of_callers
+from optpass.backend.compat.memory_callers import (
+    named_by_caller,
+    variables_around_compile,
+    variables_of_callers,
+)
 
 
 def held_in_backward(devices: Iterable[torch.device], parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """By the function that asked for the running backward, on one of `devices`, in whatever thread it runs."""
     return _data(variables_of_callers(1, ("torch", "optpass")), devices, parameters)
+
+
+def named_in_backward(devices: Iterable[torch.device], parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The same without what is in lists, which grow, and with what needs a gradient and is no parameter, and that."""
+    wanted, held = set(devices), named_by_caller(("torch", "optpass"))
+    inputs = [t for variable in held for t in variable if t.is_leaf and t.requires_grad and t.device in wanted]
+    inputs = [t for t in inputs if not isinstance(t, torch.nn.Parameter)]
+    return [*_data(held, wanted, parameters), *inputs, *(t.grad for t in inputs if t.grad is not None)]
 
 
 def held_in_call(devices: Iterable[torch.device], parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -14,7 +14,7 @@ from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.compat.memory_backward import Held
 from optpass.backend.compat.memory_callers import tensors_of_callers
 from optpass.backend.memory.budget import ENGINE_BYTES
-from optpass.backend.memory.eager.caller import held_in_backward
+from optpass.backend.memory.eager.caller import held_in_backward, named_in_backward
 from optpass.backend.memory.eager.held import due, held_in, pending
 from optpass.backend.memory.eager.part import EagerLoss, loss_of
 from optpass.backend.memory.seen.leaves import Leaf, own_of, parameters_of
@@ -24,6 +24,11 @@ from optpass.backend.memory.seen.stores import Stores
 from optpass.backend.memory.seen.ungraded import Lent
 from optpass.backend.memory.seen.watch import Watch
 from optpass.passes.memory.optimizers.search import states_of
+
+#: How often a graph is looked at beside the same other runs: where nothing else runs, once says all.
+LOOKS_ALONE, LOOKS = 1, 2
+#: Runs of a graph in whose backward it is looked what the caller's variables hold.
+LOOKS_AT_NAMES = 6
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,29 @@ def note(
     ran = lent.needed_ahead(_given_to(live), sizes, known, other, parameters_of(step)) if lent.ahead else 0
     leaf.news |= news or leaf.loss != before or ran > leaf.ahead
     leaf.ahead = max(leaf.ahead, ran)
+
+
+def note_names(
+    run: Run, running: autograd.RunningBackward | None, live: Sequence[Run], lent: Lent, old: Stores,
+    step: Sequence[Leaf],
+) -> None:  # fmt: skip
+    """A backward is about to begin beside whose like it was noted what is there: variables of the caller may hold what
+    was not there yet, such as the gradient of an input from the run before. Arguments as for `note`."""
+    leaf = run.leaf.latest()
+    situation = leaf.situations.get(frozenset())
+    if situation is None or running is None or others_of(live, run):
+        return
+    devices = {s.device for s in (*run.inputs.storages(), *run.outputs.storages())}
+    named = Stores(named_in_backward(devices, [p for r in leaf.known.values() if (p := r()) is not None]))
+    for counted in (old, *(other.outputs for other in live)):
+        named.drop(counted)
+    leaf.inputs.update(named)
+    waiting, saved = pending(running.roots, run.node())
+    around = beside(run, running, saved, live, lent.stores, old, step)
+    more = around.gradients + around.other + waiting - situation.gradients - situation.other
+    if more > 0:
+        situation.grow(more)
+        leaf.news = True
 
 
 def loss_behind(

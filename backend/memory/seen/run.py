@@ -137,6 +137,12 @@ def _note(let_go: list[tuple[int, int]], size: int, _: Any) -> None:
     let_go.append((autograd.next_order(), size))
 
 
+def leaves_of(tensors: Iterable[torch.Tensor], parameters: Iterable[torch.Tensor]) -> list[weakref.ref[torch.Tensor]]:
+    """Those of `tensors` that are no `parameters` and at which a backward leaves a gradient."""
+    known = {id(p) for p in parameters}
+    return [weakref.ref(t) for t in tensors if t.requires_grad and t.is_leaf and id(t) not in known]
+
+
 def own_storages(saved: Iterable[torch.Tensor], made: Stores, given: Stores) -> Stores:
     """What was made in a run and is neither an output nor an input, of what it has saved."""
     own = Stores(tensor for tensor in saved if not is_on_host(tensor))

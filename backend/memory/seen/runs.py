@@ -25,16 +25,13 @@ from optpass.backend.memory.replay.graph_values import ints
 from optpass.backend.memory.seen.chains import Chains
 from optpass.backend.memory.seen.expected import alike, shapes_of
 from optpass.backend.memory.seen.leaves import Leaf, parameters_of
-from optpass.backend.memory.seen.look import beside, note, others_of
-from optpass.backend.memory.seen.run import Run, note_held, own_storages
+from optpass.backend.memory.seen.look import LOOKS, LOOKS_ALONE, LOOKS_AT_NAMES, beside, note, note_names, others_of
+from optpass.backend.memory.seen.run import Run, leaves_of, note_held, own_storages
 from optpass.backend.memory.seen.stores import Stores
 from optpass.backend.memory.seen.ungraded import Ahead, Lent, ahead_of, note_stepping
 from optpass.backend.memory.seen.updated import Updated
 from optpass.backend.memory.seen.watch import Watch
 from optpass.errors import BudgetInfeasibleError
-
-#: How often a graph is looked at beside the same other runs: where nothing else runs, once says all.
-LOOKS_ALONE, LOOKS = 1, 2
 
 
 class Steps:
@@ -70,7 +67,7 @@ class Steps:
             return sum(run.leaf.held for run in self._live), outputs
 
     def lent(self) -> Stores:
-        """What graphs have read and returned that ran without gradients since the last backward, as a teacher's do."""
+        """What graphs without gradients have read and returned since the last backward, as a teacher's do."""
         with self._lock:
             return self._lent.lately()
 
@@ -175,7 +172,7 @@ class Steps:
             own = own_storages(autograd.saved_by_function(node), made, given)
             run = Run(
                 leaf, weakref.ref(node), own.largest(), given, made, Stores(saved),
-                [weakref.ref(p) for p in parameters], _leaves_of(tensors, parameters),
+                [weakref.ref(p) for p in parameters], leaves_of(tensors, parameters),
                 shapes_of(args, leaf.parameters) if looked_at else (),
                 looked_at or own.largest() is None, self._gone, made=made.sizes(),
             )  # fmt: skip
@@ -201,8 +198,9 @@ class Steps:
             self._chains.count(leaf)
             if run.looked_at and self._unwatch is None:
                 self._unwatch = watch_backwards(self._begins)
-        if run.looked_at:  # a hook holds the gradients that it is given, and is not to stay
-            node.register_prehook(untraced(lambda *_: self._backward(run)))
+        begins = self._backward if run.looked_at else self._names
+        if run.looked_at or leaf.runs <= LOOKS_AT_NAMES:  # a hook is not to stay
+            node.register_prehook(untraced(lambda *_: begins(run)))
         return True
 
     def _looks_at(self, leaf: Leaf) -> bool:
@@ -285,6 +283,12 @@ class Steps:
                 run.done = True
             self._sweep()
 
+    def _names(self, run: Run) -> None:
+        """The same, beside whose like it was looked before."""
+        with self._lock:
+            around = autograd.running_backward(), self._live, self._lent
+            note_names(run, *around, self._chains.returned(), self._chains.under_way())
+
     def _sweep(self) -> None:
         live = [run for run in self._live if not run.is_over()]
         self._after_backward |= len(live) < len(self._live)
@@ -293,8 +297,3 @@ class Steps:
             self._unwatch()
             self._unwatch = None
             self._watch.end()
-
-
-def _leaves_of(tensors: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> list[weakref.ref[torch.Tensor]]:
-    known = {id(p) for p in parameters}
-    return [weakref.ref(t) for t in tensors if t.requires_grad and t.is_leaf and id(t) not in known]
