@@ -12,11 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from optpass.backend.compat.memory_callers import (
-    named_by_caller,
-    variables_around_compile,
-    variables_of_callers,
-)
+from optpass.backend.compat.memory_callers import named_by_caller, variables_around_compile, variables_of_callers
 
 
 def held_in_backward(devices: Iterable[torch.device], parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -25,7 +21,7 @@ def held_in_backward(devices: Iterable[torch.device], parameters: Iterable[torch
 
 
 def named_in_backward(devices: Iterable[torch.device], parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """The same without what is in lists, which grow, and with what needs a gradient and is no parameter, and that."""
+    """As `held_in_backward`, without what is in lists, which grow; and inputs that need a gradient, with their own."""
     wanted, held = set(devices), named_by_caller(("torch", "optpass"))
     inputs = [t for variable in held for t in variable if t.is_leaf and t.requires_grad and t.device in wanted]
     inputs = [t for t in inputs if not isinstance(t, torch.nn.Parameter)]

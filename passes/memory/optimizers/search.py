@@ -104,15 +104,18 @@ def states_of(parameters: Iterable[Tensor]) -> list[Tensor]:
     """What the live optimizers keep that hold any of `parameters`."""
     asked = {id(p) for p in parameters}
     holding = [o for o in _live() if any(id(p) in asked for p in _parameters(o))] if asked else []
-    kept = (value for o in holding for state in o.state.values() for value in tree_leaves(state))
-    return [value for value in kept if isinstance(value, Tensor)]
+    return _kept(holding)
 
 
 def everything_held() -> list[Tensor]:
     """What the live optimizers train, and what they keep of it."""
     live = _live()
-    kept = (value for o in live for value in tree_leaves(list(o.state.values())))
-    return [*(p for o in live for p in _parameters(o)), *(value for value in kept if isinstance(value, Tensor))]
+    return [*(p for o in live for p in _parameters(o)), *_kept(live)]
+
+
+def _kept(optimizers: Iterable[torch.optim.Optimizer]) -> list[Tensor]:
+    kept = (value for o in optimizers for state in o.state.values() for value in tree_leaves(state))
+    return [value for value in kept if isinstance(value, Tensor)]
 
 
 def _of_copies(
