@@ -14,6 +14,7 @@ import sys
 import tempfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -34,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before the workers of xdist start, which are given the options and the environment as they stand here."""
+    """Before the workers of xdist start, which are given the environment as it stands here."""
     if not hasattr(config, "workerinput"):
         # What an earlier run compiled would be taken from there, and not be compiled again.
         folder = tempfile.mkdtemp(prefix="optpass-tests-")
@@ -49,12 +50,18 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(signal.SIGINT, signal.default_int_handler)
     # The collector need not look every 700 objects.
     gc.set_threshold(20_000, 20, 20)
-    if config.option.seed is None:
-        config.option.seed = random.SystemRandom().getrandbits(31)
-    elif not hasattr(config, "workerinput"):
-        config.option.seeded = True
-    if getattr(config.option, "seeded", False):
+    if config.option.seed is not None:
         settings.load_profile("seeded")
+    elif hasattr(config, "workerinput"):
+        config.option.seed = config.workerinput["seed"]
+    else:
+        config.option.seed = random.SystemRandom().getrandbits(31)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """A worker is given the arguments of the command line alone, and would draw a seed of its own."""
+    node.workerinput["seed"] = node.config.option.seed
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
