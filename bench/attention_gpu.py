@@ -2,7 +2,8 @@
 
 Compiling for a GPU takes ten times as long as timing. On a CPU it would disturb what is timed beside it; here whoever
 runs on the GPU holds a lock (`gpu_lock`). Where a call is as short as the processor needs to make it, compiling
-disturbs that, too: such cells are compiled first, several in each process, and timed while nothing else runs.
+disturbs that, too: such cells are compiled first, several in each process, and timed while nothing else runs. What the
+memory did not hold beside the other processes is called once more at the end.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def measured(
         pool = _Pool(workers, ends, progress)
         for wave in _waves(cells, HELD * count):
             (pool.one_after_another if wave[0].short else pool.side_by_side)(wave)
+        pool.again(cells)
     return pool.found
 
 
@@ -114,6 +116,17 @@ class _Pool:
                 self.found[cell.name] = self._call(compiled[cell.name], cell, TIME)
             self.progress.step(cell.name, 1)
 
+    def again(self, cells: Sequence[Cell]) -> None:
+        """Cells that the memory did not hold, while nobody else takes any of it. What fails then changes no answer."""
+        for cell in cells:
+            before = self.found.get(cell.name)
+            if time.monotonic() >= self.ends or not _lacked_memory(before):
+                continue
+            self.progress.step(f"{cell.name}: again, alone")
+            answer = self._call(self.workers[0], cell, WHOLE)
+            if isinstance(before, BenchError) or not isinstance(answer, BenchError):
+                self.found[cell.name] = answer
+
     def _next(self, waiting: queue.SimpleQueue[Cell]) -> Iterator[Cell]:
         while time.monotonic() < self.ends:
             try:
@@ -128,6 +141,10 @@ class _Pool:
         except BenchError as error:
             return error
         return answer
+
+
+def _lacked_memory(answer: Answer | BenchError | None) -> bool:
+    return "OutOfMemoryError" in str(answer) if isinstance(answer, BenchError) else bool(answer and answer["left_out"])
 
 
 def _queue(cells: Sequence[Cell]) -> queue.SimpleQueue[Cell]:

@@ -34,8 +34,10 @@ class Notes:
         with self.lock:
             self.calls.append((id(self), name, part))
         if name == "broken":
-            raise BenchError("out of memory")
-        return {"name": name}
+            raise BenchError("RuntimeError: no such operator")
+        if name == "large" and sum(called == name for _, called, _ in self.calls) == 1:
+            raise BenchError("OutOfMemoryError: CUDA out of memory")
+        return {"name": name, "left_out": ["eager"] if name == "too large" else []}
 
 
 @pytest.fixture
@@ -56,7 +58,7 @@ def measured(given: list[Cell], folder: Path, seconds: float = 60.0) -> dict[str
 
 def test_short_cells_are_timed_when_all_are_compiled(notes: type[Notes], tmp_path: Path) -> None:
     found = measured(cells(*"abcde", short=True), tmp_path)
-    assert found == {name: {"name": name} for name in "abcde"}
+    assert found == {name: {"name": name, "left_out": []} for name in "abcde"}
     parts = [part for _, _, part in notes.calls]
     assert parts == [COMPILE] * 5 + [TIME] * 5
     compiled = {name: worker for worker, name, part in notes.calls if part == COMPILE}
@@ -80,10 +82,17 @@ def test_other_cells_are_measured_at_once(notes: type[Notes], tmp_path: Path) ->
 @pytest.mark.parametrize("short", (True, False))
 def test_what_fails_is_told(short: bool, notes: type[Notes], tmp_path: Path) -> None:
     found = measured(cells("broken", "a", short=short), tmp_path)
-    assert isinstance(found["broken"], BenchError) and found["a"] == {"name": "a"}
+    assert isinstance(found["broken"], BenchError) and found["a"]["name"] == "a"
     assert [name for _, name, part in notes.calls if part == TIME] == (["a"] if short else [])
 
 
 def test_what_time_is_over_for_is_missing(notes: type[Notes], tmp_path: Path) -> None:
     assert measured([*cells("a", short=True), *cells("b", short=False)], tmp_path, seconds=0.0) == {}
     assert not notes.calls
+
+
+def test_what_the_memory_does_not_hold_beside_others_is_tried_alone(notes: type[Notes], tmp_path: Path) -> None:
+    found = measured(cells("large", "too large", "a", "broken", short=False), tmp_path)
+    assert found["large"]["name"] == "large" and found["too large"]["left_out"] == ["eager"]
+    assert isinstance(found["broken"], BenchError)
+    assert [name for _, name, _ in notes.calls][4:] == ["large", "too large"]
