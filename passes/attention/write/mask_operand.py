@@ -5,12 +5,14 @@ What is to be in it `masking.MaskPlan` says; for rows without a single key it is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import fx
 
 from optpass.passes.attention.axes import Axis, above
+from optpass.passes.attention.find.fills import NO_WEIGHT
 from optpass.passes.attention.plans.plan import Plan
 from optpass.passes.attention.site import Bias, Blocked, Factor, Fill, Operand
 from optpass.passes.attention.write.emit import Writer, tensor_of
@@ -53,7 +55,7 @@ class MaskOperand:
 
     def _float_mask(self) -> fx.Node:
         """Additive operand: biases and fills in the order in which the user's program applies them."""
-        call, dtype = self.writer.call, self._dtype
+        call, dtype = self.writer.call, self.dtype
         total: fx.Node | None = None
         for event in self.events():
             if isinstance(event, Bias):
@@ -97,7 +99,7 @@ class MaskOperand:
 
         The user's own number where other masks may have the same, and such rows are seen to.
         """
-        how, lowest = self.plan.mask.empty_rows, torch.finfo(self._dtype).min
+        how, lowest = self.plan.mask.empty_rows, torch.finfo(self.dtype).min
         if how == "zero" or (fill.fill == float("-inf") and how not in ("nan", "uniform")):
             return float("-inf")
         if how == "exact" and self.plan.mask.near is not None:  # what replaces a score is not low enough for a kernel
@@ -106,10 +108,26 @@ class MaskOperand:
 
     def _bias(self, bias: Bias) -> fx.Node:
         node = self._placed(bias.operand)
+        self._check_width(bias, tensor_of(node).dtype)
         if not tensor_of(node).dtype.is_floating_point:
-            node = self.writer.to(node, self._dtype)
+            node = self.writer.to(node, self.dtype)
         node = times(self.writer, node, bias.factors, self.dims)
         return node if bias.coefficient == 1.0 else self.writer.call(torch.mul, node, bias.coefficient)
+
+    def _check_width(self, bias: Bias, have: torch.dtype) -> None:
+        """Raises Blocked where the program adds in a wide dtype what the kernel's mask would round."""
+        epsilon = torch.finfo(self.dtype).eps
+        if not any(torch.finfo(dtype).eps < epsilon for dtype in self.plan.site.scores.added_in):
+            return
+        if not have.is_floating_point or torch.finfo(have).eps >= epsilon:
+            return
+        mask = self.plan.mask
+        values = [v * bias.coefficient for v in mask.facts[len(mask.fills) + mask.biases.index(bias)].values]
+        rounded = any(v > NO_WEIGHT and v != torch.tensor(v, dtype=self.dtype).item() for v in values)
+        merged = len({v for v in values if -math.inf < v < torch.finfo(self.dtype).min}) > 1
+        if not values or bias.factors or rounded or merged:
+            what = f"{str(have)[6:]} is added to the scores, and the kernel's mask would round it to"
+            raise Blocked(f"{what} {str(self.dtype)[6:]}", self.plan.site.output)
 
     def _narrowed(self, mask: fx.Node, dtype: torch.dtype) -> fx.Node:
         """To the kernel's dtype, without turning the lowest float32 into minus infinity."""
@@ -123,7 +141,7 @@ class MaskOperand:
         return self.writer.to(mask, dtype)
 
     @property
-    def _dtype(self) -> torch.dtype:
+    def dtype(self) -> torch.dtype:
         """Kernels on CPU take a float32 mask beside half-precision operands; elsewhere it must be of their dtype."""
         half = self.plan.dtype in (torch.float16, torch.bfloat16)
         return torch.float32 if half and self.plan.problem.device == "cpu" else self.plan.dtype

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,6 +24,13 @@ from optpass.passes.attention.write.exact import Events, Exact, ExactRows
 
 #: Beside a larger number than this the logarithm of a row's sum is lost in float32.
 _LARGE = 1e3
+#: Kernels of GPUs take powers of two, of scores times log2(e): of lower numbers than this they make minus infinity.
+_LOWEST = -torch.finfo(torch.float32).max / math.log2(math.e)
+
+
+def takes_powers_of_two(device: str) -> bool:
+    """Whether kernels of a type of device do, in place of powers of e."""
+    return device != "cpu"
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,8 @@ class EmptyRows:
     def write(self, query: fx.Node, key: fx.Node, value: fx.Node, mask: fx.Node | None) -> Rows:
         """The operands as the kernel gets them."""
         how, training = self.plan.mask.empty_rows, self.plan.problem.training or bool(self.plan.problem.dropout)
-        if how in ("never", "zero") or mask is None or (how == "uniform" and not training):
+        told = training or (how == "uniform" and takes_powers_of_two(self.plan.problem.device))
+        if how in ("never", "zero") or mask is None or (how == "uniform" and not told):
             return Rows(query, value, mask)
         if how == "large":
             return Rows(query, value, self._shifted(mask)[0])
@@ -66,7 +76,7 @@ class EmptyRows:
         call = self.writer.call
         some = call(torch.any, self.keep(), -1, True)
         after = self._nan_where(call(torch.logical_not, some), query) if how == "nan" else None
-        if training:  # the fill cuts the gradient of a masked score; with q = 0 nothing flows through this row
+        if told:  # the fill cuts the gradient of a masked score; with q = 0 nothing flows through this row
             query = call(torch.where, some, query, self.writer.scalar(0.0, self.plan.dtype))
             mask = self._shifted(mask)[0]
             value = self._nan_gradient(value, self._harmless(some)) if how == "nan" else value
@@ -77,16 +87,52 @@ class EmptyRows:
 
         Scores that the user's program loses or replaces in a row without a key are zero where the kernel would not.
         """
-        call, plan = self.writer.call, self.plan
+        call, plan, given = self.writer.call, self.plan, mask
         if not self._lost_in_the_kernel() or any(fill.fill > ABSORBS for fill in plan.mask.fills):
             empty = call(torch.ge, call(torch.abs, call(torch.amax, mask, -1, True)), -self.no_key)
             query = call(torch.where, empty, self.writer.scalar(0.0, plan.dtype), query)
+        query, mask = self._raised(query, mask)
         if plan.mask.finite:
             return Rows(query, value, mask)
-        lost = call(torch.all, call(torch.eq, mask, float("-inf")), -1, True)
+        lost = call(torch.all, call(torch.eq, given, float("-inf")), -1, True)
         if plan.mask.empty_rows == "zero or NaN":  # where no key is left by the mask that sets weights to zero: zeros
             lost = call(torch.logical_and, lost, call(torch.any, self.keep(), -1, True))
         return Rows(query, value, mask, self._nan_where(lost, query))
+
+    def _raised(self, query: fx.Node, mask: fx.Node) -> tuple[fx.Node, fx.Node]:
+        """Without gradients: rows whose every number is too low for a kernel, which would leave them at zero, or too
+        high, once it is in the kernel's dtype.
+
+        Scores are lost beside such numbers, and q = 0 makes them zero; what is left are the mask's own differences.
+        """
+        lost = self._lost_below()
+        if lost is None:
+            return query, mask
+        call = self.writer.call
+        top = call(torch.amax, mask, -1, True)
+        low = call(torch.le, top, lost)
+        if not self.plan.mask.finite:
+            low = call(torch.logical_and, low, call(torch.gt, top, -math.inf))
+        mask = call(torch.sub, mask, call(torch.where, low, top, self.writer.scalar(0.0, tensor_of(top).dtype)))
+        return call(torch.where, low, self.writer.scalar(0.0, self.plan.dtype), query), mask
+
+    def _lost_below(self) -> float | None:
+        """What all numbers of a row may be as low as, beside which scores are lost, and not so in a kernel; or None."""
+        plan, floor = self.plan.mask, self.plan.site.scores.floor
+        if not takes_powers_of_two(self.plan.problem.device):
+            return None
+        added = [
+            [v * b.coefficient for v in facts.values if not b.factors and math.isfinite(v)]
+            for b, facts in zip(plan.biases, plan.facts[len(plan.fills) :], strict=True)
+        ]
+        put = [f.fill for f in plan.fills if math.isfinite(f.fill)] + ([] if floor is None else [floor.number])
+        if self.plan.dtype == torch.float16:
+            narrowed = torch.finfo(torch.float16).min
+            below = [number for number in (*put, *itertools.chain(*added)) if number < narrowed]
+            return narrowed if below and max(below) <= self.no_key else None
+        known = all(facts.values for facts in plan.facts[len(plan.fills) :]) and not any(b.factors for b in plan.biases)
+        lowest = min([0.0, *put]) + sum(min([0.0, *numbers]) for numbers in added)
+        return None if known and lowest > _LOWEST else _LOWEST
 
     def _lost_in_the_kernel(self) -> bool:
         """Where the user's program loses the scores of a row, so does the kernel, whose sums may be in a wider dtype.

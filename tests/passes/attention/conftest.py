@@ -23,6 +23,7 @@ from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
 import optpass
+from optpass.passes.attention.write import mask_operand, rows
 
 FOLDER = Path(__file__).parent / "forms"
 CORPUS = (
@@ -135,13 +136,27 @@ def seeded(drawn: int) -> int:
 @pytest.fixture(scope="session")
 def harness() -> Any:
     """`tests/harness.py`, which no import path leads to under `--import-mode=importlib`."""
-    path = Path(__file__).parents[2] / "harness.py"
-    spec = importlib.util.spec_from_file_location("optpass_test_harness", path)
+    return _at(Path(__file__).parents[2] / "harness.py", "optpass_test_harness")
+
+
+def _at(path: Path, name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def as_on_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[fx.GraphModule], Callable[..., Any]]:
+    """Programs are written for a GPU's kernels; of such a graph, what runs it with CPU tensors as they compute it."""
+    monkeypatch.setattr(rows, "takes_powers_of_two", lambda _: True)
+    monkeypatch.setattr(mask_operand.MaskOperand, "dtype", property(lambda self: self.plan.dtype))
+    run: Callable[[fx.GraphModule], Callable[..., Any]] = _at(
+        Path(__file__).with_name("gpu_kernels.py"), "attention_gpu_kernels"
+    ).run
+    return run
 
 
 class Kernels:

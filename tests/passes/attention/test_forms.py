@@ -264,6 +264,26 @@ def test_dropout_of_nothing_is_no_dropout(dropout: str, kernels: Any, compiled: 
     torch.testing.assert_close(ours.grads, eager.grads)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["padded_on_both_sides", "lowest_numbers_under_autocast"])
+def test_rows_of_padding_in_kernels_of_gpus(
+    name: str, dtype: torch.dtype, forms: Any, compiled: Any, harness: Any, exact: Any, seeded: int, as_on_gpus: Any
+) -> None:
+    def by_gpu(program: Any) -> Any:
+        return compiled(program, inner=lambda gm, _: as_on_gpus(gm))
+
+    assert_as_exact(*both(forms[name], dtype, False, by_gpu, harness, exact, seeded))
+    assert len(optpass.report().sites("attention")) == 1
+
+
+def test_what_a_mask_of_a_gpu_would_round_is_not_put_into_it(forms: Any, compiled: Any, as_on_gpus: Any) -> None:
+    """Kernels of GPUs have masks of their operands' dtype, and the program adds a bias in float32."""
+    program, inputs = forms["a_wide_bias_under_autocast"].build(torch.float32, False)
+    compiled(program, inner=lambda gm, _: as_on_gpus(gm))(*inputs)
+    (declined,) = optpass.report().declined("attention")
+    assert "float32 is added to the scores, and the kernel's mask would round it to bfloat16" in declined.reason
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype", "training"),

@@ -55,6 +55,7 @@ PROGRAMS = {p.name: p for p in loading.programs()}
 ALL_RUNS = [(name, mode) for name, p in PROGRAMS.items() for mode in p.modes]
 #: Of so many programs `make test` runs one.
 PARTS = 4
+INFERENCE = [(name, mode) for name, mode in ALL_RUNS if mode == "inference"]
 ONE_MODE_EACH = [(name, p.modes[i // PARTS % len(p.modes)]) for i, (name, p) in enumerate(PROGRAMS.items())]
 
 
@@ -63,10 +64,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     option = metafunc.config.option
     some = {
         "test_stays_equal": ONE_MODE_EACH[(option.seed + (option.part or 0)) % PARTS :: PARTS],
+        "test_kernels_of_gpus_get_it_right_too": INFERENCE[(option.seed + (option.part or 0)) % PARTS :: PARTS],
         "test_inductor_gets_it_right_too": INDUCTOR_RUNS,
     }
+    every = {"test_kernels_of_gpus_get_it_right_too": INFERENCE}
     if runs := some.get(metafunc.function.__name__):
-        runs = ALL_RUNS if option.all_runs else runs
+        runs = every.get(metafunc.function.__name__, ALL_RUNS) if option.all_runs else runs
         metafunc.parametrize(("name", "mode"), runs, ids=[f"{name}-{mode}" for name, mode in runs])
 
 
@@ -104,6 +107,18 @@ def test_stays_equal(name: str, mode: str, seed: int) -> None:
     if program.expect == "decline" and not program.quiet:
         assert declined, "looked at and declined without a word"
     assert len(optpass.report().sites("attention")) == verdict.fused
+
+
+def test_kernels_of_gpus_get_it_right_too(name: str, mode: str, seed: int, as_on_gpus: Any) -> None:
+    """Rows without a key, above all, which come out of them as zeros beside the lowest numbers, too."""
+    program, counting = PROGRAMS[name], check.Counting()
+
+    def inner(gm: Any, inputs: Any) -> Any:
+        counting(gm, inputs)
+        return as_on_gpus(gm)
+
+    verdict = check.judge(program, mode, seed, compiler(program, inner, disable_passes=["roofline"]), counting)
+    assert not verdict.problems, f"{program.why}\n" + "\n".join(verdict.problems)
 
 
 def through_inductor(name: str, mode: str, seed: int, inductor: dict[str, Any]) -> list[str]:
