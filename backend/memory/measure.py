@@ -11,7 +11,7 @@ import contextlib
 import gc
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,7 +146,7 @@ def step_peak(
     model: nn.Module,
     step: Callable[[], Any],
     optimizer: torch.optim.Optimizer | None = None,
-    inputs: Iterable[Any] = (),
+    inputs: Iterable[Any] | Mapping[Any, Any] = (),
     device: torch.device | str | None = None,
     *,
     alone: bool = False,
@@ -157,7 +157,7 @@ def step_peak(
         model: whose parameters and buffers count.
         step: one training step, called without arguments: forward, backward, and the optimizer's where it has one.
         optimizer: whose state counts. State that it makes in this step is in `above`.
-        inputs: what else the step reads: tensors, or containers of them.
+        inputs: what else the step reads: tensors, or containers of them, a dictionary by itself too.
         device: the device that is measured; by default the parameters'. Tensors elsewhere do not count.
         alone: nothing else of this process is on a GPU: the peak is what its allocator says, `beside` included.
     """
@@ -169,7 +169,7 @@ def step_peak(
     gradients = storage_bytes((p.grad for p in model.parameters()), device, seen)
     buffers = storage_bytes(model.buffers(), device, seen)
     state = storage_bytes(optimizer.state.values() if optimizer is not None else (), device, seen)
-    others = storage_bytes(inputs, device, seen)
+    others = storage_bytes(inputs.values() if isinstance(inputs, Mapping) else inputs, device, seen)
     beside = 0
     if alone and device.type == "cuda":
         gc.collect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Generator
 
 import pytest
@@ -115,6 +116,12 @@ def test_tied_weights_are_one_storage() -> None:
     model = nn.Sequential(nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False))
     model[1].weight = model[0].weight
     assert step_peak(model, lambda: None).total == 16 * 16 * 4
+
+
+def test_inputs_are_tensors_and_containers_of_them() -> None:
+    model, x, y = nn.Linear(8, 8), torch.randn(16, 8), torch.randn(4, 8)
+    for inputs in ((x, y), [x, [y]], {"x": x, "more": {"y": y}}, UserDict(x=x, y=y)):
+        assert step_peak(model, lambda: None, inputs=inputs).inputs == (16 + 4) * 8 * 4
 
 
 def test_what_a_gpu_has_allocated_beside_tensors_counts(monkeypatch: pytest.MonkeyPatch) -> None:
