@@ -20,6 +20,9 @@ from optpass.passes.memory.uncollected import uncollected
 
 #: Operations that all timelines tried may have together: what bounds the time that this takes.
 EFFORT = 300_000
+#: Of graphs of more operations than this, so many timelines are tried all the same, and half as many for gaps: of a
+#: loop of many steps fewer lead nowhere. A second for 2,000 operations.
+LARGE, TIMELINES = 1_000, 600
 #: Of graphs of at most so many operations, exchanges are tried too, whose number grows with the square.
 SMALL, EFFORT_SMALL = 200, 600_000
 #: Parts of the effort, each for the way up from one state: small ones and large ones are both looked at.
@@ -54,8 +57,10 @@ class Refill:
         self.schedule, self.classes, self.pinned = schedule, classes, frozenset(pinned)
         #: By rising peak; seconds fall.
         self.plans: list[Plan] = []
-        self._small = len(schedule.operations) <= SMALL
-        self._left = EFFORT_SMALL if self._small else EFFORT
+        size = len(schedule.operations)
+        self._small = size <= SMALL
+        self._left = EFFORT_SMALL if self._small else EFFORT if size <= LARGE else TIMELINES * size
+        self._left_for_gaps = EFFORT_GAPS if size <= LARGE else TIMELINES // 2 * size
         self._seen: set[tuple[int, float]] = set()
         self._steps: dict[tuple[frozenset[int], frozenset[tuple[int, frozenset[int]]]], int] = {}
 
@@ -66,7 +71,7 @@ class Refill:
         for state in states:
             if self._left > 0:
                 self._up(state, max(self._left - share, 0))
-        self._left = EFFORT_GAPS
+        self._left = self._left_for_gaps
         self._fill()
         return self.plans
 

@@ -73,6 +73,23 @@ class Branches(nn.Module):
         return (x + self.c(y)).softmax(-1).square().sum()
 
 
+class Scan(nn.Module):
+    """A state space of so many steps, one after another."""
+
+    def __init__(self, steps: int, width: int = 8, state: int = 4) -> None:
+        super().__init__()
+        self.steps, self.decay = steps, nn.Parameter(-torch.rand(width, state))
+        self.mixed, self.step = nn.Linear(width, 2 * state), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        step, (into, out) = F.softplus(self.step(x)), self.mixed(x).chunk(2, -1)
+        state, found = x.new_zeros(x.shape[0], *self.decay.shape), []
+        for t in range(self.steps):
+            state = state * torch.exp(step[:, t, :, None] * self.decay) + (step * x)[:, t, :, None] * into[:, t, None]
+            found.append((state * out[:, t, None]).sum(-1))
+        return torch.stack(found, 1).square().mean()
+
+
 def joint_of(model: nn.Module, *inputs: Any) -> Joint:
     """The joint graph of a training step."""
     found = capture_model(model, inputs, train=True, joint=True).items[0].joint

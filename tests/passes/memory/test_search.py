@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from optpass.passes.memory.problem import Price
+from optpass.passes.memory.search import refill
 from optpass.passes.memory.search.schedule import Schedule, State
 from optpass.passes.memory.search.search import Search
 
@@ -102,6 +103,22 @@ def test_the_floor_is_below_checkpointing_every_block(programs):
     inputs = [s for s in adds if s in made][1::2]  # the second sum of each block is the next one's input
     by_hand = schedule.run(State(kept=set(inputs) | (search._pinned & made)))
     assert search.floor <= by_hand.peak
+
+
+@pytest.mark.slow
+def test_of_a_long_loop_as_many_plans_are_tried(programs, monkeypatch):
+    """Of some 1,700 operations, the effort of smaller graphs is a hundred trials, and ends before plans are fast."""
+    torch.manual_seed(0)
+    problem = programs.problem_of(programs.joint_of(programs.Scan(48), torch.randn(8, 48, 8)))
+    assert len(problem.operations) > refill.LARGE
+    taken = []
+    for large in (refill.LARGE, 10**6):
+        monkeypatch.setattr(refill, "LARGE", large)
+        search = Search(problem)
+        found = search.at_most((search.floor + search.unconstrained) // 2)
+        assert found is not None
+        taken.append(found[1].recomputed_s)
+    assert taken[0] < taken[1]
 
 
 def test_what_must_not_run_twice_never_does(programs):
