@@ -64,8 +64,8 @@ class EmptyRows:
     def write(self, query: fx.Node, key: fx.Node, value: fx.Node, mask: fx.Node | None) -> Rows:
         """The operands as the kernel gets them."""
         how, training = self.plan.mask.empty_rows, self.plan.problem.training or bool(self.plan.problem.dropout)
-        told = training or (how == "uniform" and takes_powers_of_two(self.plan.problem.device))
-        if how in ("never", "zero") or mask is None or (how == "uniform" and not told):
+        zeroed = training or (how == "uniform" and takes_powers_of_two(self.plan.problem.device))
+        if how in ("never", "zero") or mask is None or (how == "uniform" and not zeroed):
             return Rows(query, value, mask)
         if how == "large":
             return Rows(query, value, self._shifted(mask)[0])
@@ -76,7 +76,7 @@ class EmptyRows:
         call = self.writer.call
         some = call(torch.any, self.keep(), -1, True)
         after = self._nan_where(call(torch.logical_not, some), query) if how == "nan" else None
-        if told:  # the fill cuts the gradient of a masked score; with q = 0 nothing flows through this row
+        if zeroed:  # the fill cuts the gradient of a masked score; with q = 0 nothing flows through this row
             query = call(torch.where, some, query, self.writer.scalar(0.0, self.plan.dtype))
             mask = self._shifted(mask)[0]
             value = self._nan_gradient(value, self._harmless(some)) if how == "nan" else value

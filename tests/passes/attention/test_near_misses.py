@@ -62,14 +62,14 @@ ONE_MODE_EACH = [(name, p.modes[i // PARTS % len(p.modes)]) for i, (name, p) in 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """What `make test` runs of the programs, and what `--all-runs` does."""
     option = metafunc.config.option
+    part = slice((option.seed + (option.part or 0)) % PARTS, None, PARTS)
     some = {
-        "test_stays_equal": ONE_MODE_EACH[(option.seed + (option.part or 0)) % PARTS :: PARTS],
-        "test_kernels_of_gpus_get_it_right_too": INFERENCE[(option.seed + (option.part or 0)) % PARTS :: PARTS],
-        "test_inductor_gets_it_right_too": INDUCTOR_RUNS,
+        "test_stays_equal": (ONE_MODE_EACH[part], ALL_RUNS),
+        "test_kernels_of_gpus_get_it_right_too": (INFERENCE[part], INFERENCE),
+        "test_inductor_gets_it_right_too": (INDUCTOR_RUNS, ALL_RUNS),
     }
-    every = {"test_kernels_of_gpus_get_it_right_too": INFERENCE}
-    if runs := some.get(metafunc.function.__name__):
-        runs = every.get(metafunc.function.__name__, ALL_RUNS) if option.all_runs else runs
+    if found := some.get(metafunc.function.__name__):
+        runs = found[bool(option.all_runs)]
         metafunc.parametrize(("name", "mode"), runs, ids=[f"{name}-{mode}" for name, mode in runs])
 
 
