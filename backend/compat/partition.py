@@ -11,6 +11,7 @@ from torch import fx
 
 from optpass.errors import BudgetInfeasibleError
 from optpass.passes.memory.purity import draws
+from optpass.passes.memory.tangents import behind_tangents
 
 #: Where torch puts a node whatever the partitioner decides.
 _PLACED = frozenset({"is_backward", "must_be_in_backward"})
@@ -70,7 +71,7 @@ def _draw_in_forward(joint: fx.GraphModule) -> None:
     With Inductor's `fallback_random` such an operator is no dead code though nobody reads it. The extracted backward
     would draw again whatever it can: the generator ends in another state, and what is drawn from is computed for that.
     """
-    late = _after_tangents(joint.graph)
+    late = behind_tangents(joint.graph.nodes)
     for node in joint.graph.nodes:
         if node not in late and node.meta.get("partitioner_tag") not in _PLACED and draws(node):
             node.meta["partitioner_tag"] = "must_be_in_forward"
@@ -99,7 +100,7 @@ def extract(
     is_opaque = getattr(partitioners, "is_opaque_node", lambda node: False)
     only_asserted = getattr(partitioners, "_is_assert_only_symbool", lambda node: False)
     needed = set(info.required_fw_nodes) | set(info.inputs)
-    late = _after_tangents(joint.graph)
+    late = behind_tangents(joint.graph.nodes)
     # A size that only the backward reads is taken of a tensor that may not be there any more: it is passed on as well.
     symbols = [n for n in joint.graph.nodes if n not in late and is_sym_node(n) and not only_asserted(n)]
     opaque = [n for n in joint.graph.nodes if n in needed and is_opaque(n)]
@@ -112,16 +113,6 @@ def extract(
     accepted = inspect.signature(partitioners._extract_fwd_bwd_modules).parameters
     known = {key: value for key, value in arguments.items() if key in accepted}
     return partitioners._extract_fwd_bwd_modules(joint, list(saved_values), **known)
-
-
-def _after_tangents(graph: fx.Graph) -> set[fx.Node]:
-    """The gradients of the outputs, and all that is computed from them."""
-    found: set[fx.Node] = set()
-    for node in graph.nodes:
-        tangent = node.op == "placeholder" and "tangents" in str(node.target)
-        if tangent or any(a in found for a in node.all_input_nodes):
-            found.add(node)
-    return found
 
 
 def finish(forward: fx.GraphModule, backward: fx.GraphModule) -> tuple[fx.GraphModule, fx.GraphModule]:

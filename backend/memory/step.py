@@ -188,7 +188,7 @@ def budget_of(
     apart = _apart(tensors, everything)
     lying = tensors.elsewhere.with_those_of(expected.elsewhere)
     lying.drop(Stores(everything))
-    to_come = tensors.to_come if expected.tail is None else 0
+    to_come = tensors.to_come if expected.tail is None or expected.several else 0
     size = storage_bytes(trained)
     statics = Ledger(
         parameters=storage_bytes(everything),

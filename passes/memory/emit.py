@@ -21,6 +21,7 @@ from optpass.passes.memory import transfers
 from optpass.passes.memory.problem import Problem
 from optpass.passes.memory.purity import draws
 from optpass.passes.memory.search.timeline import Offloaded, Timeline
+from optpass.passes.memory.tangents import is_tangent
 
 #: Marks nodes of the backward that compute a forward tensor again.
 RECOMPUTED = "optpass_recomputed"
@@ -106,7 +107,7 @@ class _Writer:
                 copy = self._copies.host(roots[0])
                 kept.append(forward[node.name] if copy is None else copy)
                 given = copy is None
-            elif tensor and node.op == "placeholder" and "tangents" not in str(node.target):
+            elif tensor and node.op == "placeholder" and not is_tangent(node):
                 inputs.append(forward[node.name])  # a size among the inputs is passed on with the other sizes
             if given:
                 self.now[node.name] = forward[node.name]

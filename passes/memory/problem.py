@@ -15,6 +15,7 @@ from torch import fx
 
 from optpass.passes.memory import storage as storages_of
 from optpass.passes.memory.purity import why_not_recomputed
+from optpass.passes.memory.tangents import behind_tangents, is_tangent
 from optpass.passes.roofline.lowering import Fusing
 
 #: A kernel of its own.
@@ -173,7 +174,7 @@ class _Builder:
                 self._call(node, price)
 
     def _given(self, node: fx.Node) -> int:
-        tangent = node.op == "placeholder" and "tangents" in str(node.target)
+        tangent = is_tangent(node)
         size = storages_of.nbytes(node.meta["val"], self.hint, self.granularity) if tangent else 0
         self.storages.append(Storage(len(self.storages), node, size, given=True, tangent=tangent))
         return len(self.storages) - 1
@@ -225,10 +226,7 @@ class _Builder:
     def classify(self, forward_outputs: Sequence[fx.Node], saved: Collection[str]) -> None:
         """Which operations the forward runs, and which the backward must. What is written to inputs is run where it
         stands, though nobody reads its result."""
-        tainted = {n for n in self.graph.nodes if n.op == "placeholder" and "tangents" in str(n.target)}
-        for node in self.graph.nodes:
-            if node.op == "call_function" and any(a in tainted for a in node.all_input_nodes):
-                tainted.add(node)
+        tainted = behind_tangents(self.graph.nodes)
         wanted = [n for n in forward_outputs if isinstance(n, fx.Node)]
         wanted += [n for n in self.graph.nodes if n.name in saved or storages_of.written_argument(n) is not None]
         needed: set[fx.Node] = set()

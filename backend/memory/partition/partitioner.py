@@ -19,7 +19,7 @@ from optpass.backend import compat, snapshot
 from optpass.backend.compat import partition as parts
 from optpass.backend.compat.memory import indices_kept
 from optpass.backend.memory.budget import ENGINE_BYTES, Budget
-from optpass.backend.memory.partition.accumulate import accumulate_in_place, own_gradients
+from optpass.backend.memory.partition.accumulate import own_gradients
 from optpass.backend.memory.partition.choose import Chooser, Modules, Trial
 from optpass.backend.memory.partition.growth import sizes_in
 from optpass.backend.memory.partition.joint import (
@@ -28,6 +28,7 @@ from optpass.backend.memory.partition.joint import (
     behind,
     lean_settings,
     loss_is_outside,
+    made_ready,
     not_seen,
     problem_of,
 )
@@ -114,10 +115,7 @@ class BudgetPartitioner:
         default = compat.min_cut_partition(copied, joint_inputs, **kwargs)
         parts.prepare(joint)
         self.sizes = sizes_in(joint.graph)
-        if self.executor == "inductor":
-            accumulate_in_place(joint)
-        else:
-            redraw.split(joint.graph)
+        made_ready(joint, default, kwargs["num_fwd_outputs"], fused=self.executor == "inductor")
         self.ungraded = parts.ungraded_inputs(joint.graph, kwargs["num_fwd_outputs"])
         fewer = self.budget if self.if_nothing_else_trains is None else self.if_nothing_else_trains(self.ungraded)
         known = fewer is self.budget or not self.follows

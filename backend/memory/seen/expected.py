@@ -26,6 +26,7 @@ class Expected:
         beside: bytes that are there beside what it is given: targets.
         notes: what was assumed.
         elsewhere: what was seen to be there elsewhere, as in `Leaf`.
+        several: runs of its step were seen to wait for their backward beside each other.
         crowded: it is planned anew since its own runs wait for their backward, and one more like them would not fit.
     """
 
@@ -34,6 +35,7 @@ class Expected:
     notes: tuple[str, ...] = ()
     crowded: bool = False
     elsewhere: Stores | None = None
+    several: bool = False
 
     @classmethod
     def of(cls, like: Leaf | None, shapes: Shapes | None) -> Expected:
@@ -41,15 +43,16 @@ class Expected:
         if like is None:
             return cls()
         if shapes is None:
-            return cls(like.tail(), like.beside, elsewhere=like.elsewhere)
+            return cls(like.tail(), like.beside, elsewhere=like.elsewhere, several=like.waits)
         if not like.seen:
             return cls()
         sizes = resize(like, shapes)
         note = "" if sizes.most == 1.0 else "the loss outside of the graph is taken to need what it did at other sizes"
         outside = note and like.loss.timeline is not None
         return cls(
-            like.tail(sizes), int(like.beside * sizes.most), (note,) if outside else (), elsewhere=like.elsewhere
-        )
+            like.tail(sizes), int(like.beside * sizes.most), (note,) if outside else (), elsewhere=like.elsewhere,
+            several=like.waits,
+        )  # fmt: skip
 
 
 #: Of a graph that is like none that was seen.

@@ -127,6 +127,11 @@ class Leaf:
     generation: int = 0
     news: bool = True
 
+    @property
+    def waits(self) -> bool:
+        """Whether other runs were seen to wait for their backward beside it."""
+        return any(others for others in self.situations)
+
     def know(self, parameters: Iterable[torch.Tensor]) -> None:
         """Parameters that take part in a step with this graph."""
         for parameter in parameters:

@@ -5,23 +5,29 @@ allocator does not count.
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch._inductor.utils import run_and_get_code
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import optpass
 from optpass.backend.compat.memory_order import held_in_place
 from optpass.backend.memory.partition import offloading
+from optpass.backend.memory.partition.partitioner import BudgetPartitioner
 from optpass.backend.memory.replay.storages import Operators, Storages
 from optpass.errors import ConfigError
 from optpass.options import resolve
 from optpass.passes.memory import offload, transfers
+
+aten = torch.ops.aten
 
 
 def numpy_memory(source: torch.Tensor) -> torch.Tensor:
@@ -90,7 +96,7 @@ def test_a_budget_below_the_floor_of_other_plans_holds(steps, programs):
 
 
 @pytest.mark.slow
-def test_what_inductor_generates_keeps_the_places_of_copies(steps, programs):
+def test_what_inductor_generates_keeps_the_places_of_copies(steps, programs, monkeypatch):
     torch.manual_seed(0)
     model, x = programs.Stack(2, 32, 2), [torch.randn(4, 48, 32)]
     whole = reference(steps, model, x, inner="inductor")
@@ -100,15 +106,39 @@ def test_what_inductor_generates_keeps_the_places_of_copies(steps, programs):
     assert number
     check(ran, whole, steps)
     torch._dynamo.reset()
+    split, planned = BudgetPartitioner.__call__, []
+
+    def recorded(partitioner, *args, **kwargs):
+        planned.extend(split(partitioner, *args, **kwargs))
+        return tuple(planned)
+
+    monkeypatch.setattr(BudgetPartitioner, "__call__", recorded)
     options = {"inner": "inductor", "optimizer": "none", "memory_budget": budget, **settings()}
     call = torch.compile(model, backend="optpass", options=options)
     _, codes = run_and_get_code(lambda: call(*x).backward())
-    for text, begins, ends in zip(codes, ("offload", "reload"), ("offloaded", "reloaded"), strict=True):
-        tickets = re.findall(rf"(\w+) = torch.ops.optpass.{begins}.default\((\w+)", text)
+    for text, module, begins, ends in zip(
+        codes, planned, (transfers.OFFLOAD, transfers.RELOAD), (transfers.OFFLOADED, transfers.RELOADED), strict=True
+    ):
+        first, last = (op.name().partition("::")[2] for op in (begins, ends))
+        tickets = re.findall(rf"(\w+) = torch.ops.optpass.{first}.default\((\w+)", text)
         assert len(tickets) == number
-        beside = [_between(text, ticket, source, ends) for ticket, source in tickets]
+        beside = [_between(text, ticket, source, last) for ticket, source in tickets]
         assert all(part is not None for part in beside)  # the same buffer is given to both
-        assert sum("kernel" in part or "fused" in part for part in beside) >= number / 2
+        wanted = [_products_behind(node, ends) for node in module.graph.find_nodes(op="call_function", target=begins)]
+        assert any(wanted)
+        assert [len(re.findall(r"extern_kernels\.", part)) for part in beside] == wanted
+
+
+def _products_behind(ticket: fx.Node, ends: Any) -> int:
+    """Products of matrices, which are never fused, from where a copy begins to where it ends."""
+    between = itertools.takewhile(lambda node: not (node.target is ends and ticket in node.args), _behind(ticket))
+    return sum(node.target in (aten.mm.default, aten.bmm.default, aten.addmm.default) for node in between)
+
+
+def _behind(node: fx.Node) -> Iterator[fx.Node]:
+    while node.op != "root":
+        node = node.next
+        yield node
 
 
 def _between(text: str, ticket: str, source: str, ends: str) -> str | None:

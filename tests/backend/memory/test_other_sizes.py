@@ -158,3 +158,31 @@ def test_another_size_is_compiled_while_a_run_waits_for_its_backward():
         model.zero_grad()
         sum(call(x).square().mean() for x in batches).backward()
         torch.testing.assert_close([p.grad for p in model.parameters()], expected)
+
+
+def test_the_first_call_of_a_larger_size_leaves_room_for_others_of_its_step():
+    """Crops of two sizes: the graph of the smaller ones, whose sizes are symbols, serves the larger ones from the
+    second step on, of which there are several, too."""
+    model = nn.Sequential(*(layer for _ in range(16) for layer in (nn.Linear(32, 32), nn.Sigmoid())))
+    torch.manual_seed(0)
+    crops = [torch.randn(rows, 32) for rows in (512, 512, 96, 96, 96, 96)]
+
+    def trained(budget):
+        torch._dynamo.reset()
+        options = {"inner": "aot_eager", "optimizer": "none", "memory_budget": budget}
+        call, peaks = torch.compile(model, backend="optpass", options=options), []
+
+        def step():
+            views = [call(crop).mean(0) for crop in crops]
+            sum((a - b).square().mean() for a in views[:2] for b in views if a is not b).backward()
+
+        for _ in range(4):
+            model.zero_grad()
+            peaks.append(storage_bytes([*model.parameters(), *crops]) + measure_peak(step).bytes_above_start)
+        return peaks
+
+    held = storage_bytes([*model.parameters(), *crops])
+    budget = held + (max(trained(10**9)) - held) // 2
+    peaks = trained(budget)
+    assert max(peaks) <= budget
+    assert peaks[-1] > 0.9 * budget
