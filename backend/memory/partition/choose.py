@@ -23,6 +23,8 @@ Modules = tuple[fx.GraphModule, fx.GraphModule]
 ENOUGH = (0.98, 0.97, 0.95, 0.95, 0.0)
 #: A budget of which less than this part is used by a plan that recomputes lies between two plans: the report says so.
 USED = 0.95
+#: So many plans that mislead do not count as tried.
+MISLEADING = 2
 #: Without a plan that fits, no more than so many are tried before those near the floor.
 IN_VAIN = 4
 #: The next plan is asked to use this part.
@@ -119,8 +121,10 @@ class Chooser:
 
     def _best(self) -> Trial | None:
         best: Trial | None = None
-        for number, enough in enumerate(ENOUGH):
+        number = 0
+        while (done := number - min(len(self._misleading()), MISLEADING)) < len(ENOUGH):
             timeline = self._next() if best is not None or number < IN_VAIN else None
+            number, enough = number + 1, ENOUGH[done]
             if timeline is None:
                 break
             trial = self._tried(timeline)
@@ -200,7 +204,8 @@ class Chooser:
 
     def _next(self) -> Timeline | None:
         """A plan that was not tried, nearest to what the budget can hold; None if there is none worth trying."""
-        over = [p for p in self._points if p.replayed > self.room]
+        misleading = self._misleading()
+        over = [p for p in self._points if p.replayed > self.room and p not in misleading]
         high = min(over, key=lambda p: p.counted, default=None)
         fits = [p for p in self._points if p.replayed <= self.room and (high is None or p.counted < high.counted)]
         low = max(fits, key=lambda p: p.counted, default=None)
@@ -212,10 +217,21 @@ class Chooser:
         targets = (self._between(low, high, aim), self._between(low, high, self.room), (least + most) // 2, most)
         for wanted in targets:
             timeline = self._at_most(min(max(wanted, least), most))
+            while timeline.peak > least and any(p.counted == timeline.peak for p in misleading):
+                timeline = self._at_most(timeline.peak - 1)
             tried = timeline.peak < least or any(p.counted == timeline.peak for p in self._points)
             if not tried and self._may_fit(timeline.peak, low, high):
                 return timeline
         return None
+
+    def _misleading(self) -> list[_Point]:
+        """Plans that are too large though one of which more was counted needs less: what is generated for them, such as
+        a merged kernel, says nothing of those between."""
+        return [
+            p
+            for p in self._points
+            if p.replayed > self.room and any(q.counted > p.counted and q.replayed < p.replayed for q in self._points)
+        ]
 
     def _may_fit(self, counted: int, low: _Point | None, high: _Point | None) -> bool:
         """Whether a plan is far enough from those that are known to be too large, or near enough to one that fits."""
