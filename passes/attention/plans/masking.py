@@ -6,7 +6,8 @@ What must be done about rows without a single key is `empty`'s; the operand is w
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -45,6 +46,7 @@ class MaskPlan:
         near: of the numbers that replace masked scores the largest, where a score can be as low; None where none can.
         cancels: of what is added one may make up for another, beside which the scores were lost or replaced.
         before: see `needless.Needed`.
+        zeroed: weights are set to zero where the fill hides scores.
     """
 
     kind: MaskKind
@@ -60,6 +62,7 @@ class MaskPlan:
     near: float | None = None
     cancels: bool = False
     before: tuple[str, ...] | None = ()
+    zeroed: bool = False
 
 
 def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, training: bool) -> MaskPlan:
@@ -71,11 +74,9 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
     terms = [Term(b, _prove(b.operand, frame, prover, keep_when=True)) for b in scores.biases]
     proofs = [p for _, p in fills] + [t.facts for t in terms] + [_binary(o, frame, prover) for o in site.binary]
     left = needed(fills, terms)
+    site = replace(site, zeroed=_zeroed(site, left.idle))
     fills, terms = left.fills, left.terms
     facts = [p for _, p in fills] + [t.facts for t in terms]
-    for mask, hides in site.zeroed:
-        if not any(zeros.alike(f.mask.value, not f.keep_when, mask, hides) for f in scores.fills):
-            raise Blocked("weights are set to zero where their scores were not masked", site.output)
     if any(v == math.inf for t in terms for v in t.extremes):
         raise Blocked("plus infinity is added to scores", site.output)
     if any(p.nan for p in facts):  # beside fills: what they hide has a gradient of 0, and NaN in a kernel
@@ -103,8 +104,19 @@ def plan_mask(site: Site, frame: Frame, prover: Prover, *, exact_rows: bool, tra
     kind: MaskKind = "bool" if empty in ("never", "zero") and not terms else "float"
     return MaskPlan(
         kind, [f for f, _ in fills], [t.bias for t in terms], empty, finite, facts, proofs, row_free,
-        passes, masked.uneven, masked.near, _cancels(site, fills, terms), left.before,
+        passes, masked.uneven, masked.near, _cancels(site, fills, terms), left.before, bool(site.zeroed),
     )  # fmt: skip
+
+
+def _zeroed(site: Site, idle: Collection[Fill]) -> list[tuple[Value, bool]]:
+    """Masks where weights are set to zero: each is one where scores were masked, of which those `idle` hide nothing."""
+    found = []
+    for mask, hides in site.zeroed:
+        alike = [f for f in site.scores.fills if zeros.alike(f.mask.value, not f.keep_when, mask, hides)]
+        if not alike:
+            raise Blocked("weights are set to zero where their scores were not masked", site.output)
+        found += [] if any(f in idle for f in alike) else [(mask, hides)]
+    return found
 
 
 def _check_sums(masked: Masked) -> None:

@@ -27,11 +27,13 @@ class Needed:
         fills, terms: as they were, in their order.
         before: what is done to the scores before the first of `terms`, as steps of `lost.OPERATOR`; None where that is
             more than rounding and scaling.
+        idle: the fills that hide nothing.
     """
 
     fills: list[tuple[Fill, MaskFacts]]
     terms: list[Term]
     before: _Steps
+    idle: list[Fill]
 
 
 def needed(fills: Sequence[tuple[Fill, MaskFacts]], terms: Sequence[Term]) -> Needed:
@@ -46,7 +48,8 @@ def needed(fills: Sequence[tuple[Fill, MaskFacts]], terms: Sequence[Term]) -> Ne
             left[-1] = replace(last, bias=replace(last.bias, after=_joined(last.bias.after, term.bias.after)))
         else:
             before = _joined(before, term.bias.after)
-    return Needed([(_moved(f, terms), facts) for f, facts in fills if _needed(facts)], left, before)
+    idle = [f for f, facts in fills if not _needed(facts)]
+    return Needed([(_moved(f, terms), facts) for f, facts in fills if _needed(facts)], left, before, idle)
 
 
 def _needed(facts: MaskFacts) -> bool:

@@ -188,7 +188,7 @@ class ExactRows:
             steps.append(f"floor {scores.floor.number!r} {scores.floor.tie!r}")
         site = self.plan.site
         steps += [f"logarithm {_name(site.softmax.dtype)}"] if by_logarithm(site) else []
-        if self.plan.site.zeroed:
+        if self.plan.mask.zeroed:
             steps.append(f"hide {next(i for i, e in enumerate(self.events.order) if isinstance(e, Fill))}")
         return terms, ";".join(steps)
 

@@ -25,6 +25,7 @@ def generate(choose: Callable[[Sequence[Any]], Any]) -> Source:
     scores.between(s)
     twists.write(s, planned["logits"])
     scores.softmax(s)
+    scores.zeroed(s)
     twists.write(s, planned["weights"])
     twists.write(s, planned["between"])
     scores.output(s)

@@ -43,11 +43,14 @@ def bias(s: Source) -> None:
 def keep(s: Source) -> str:
     """A name that holds True where a key is seen."""
     name = f"keep{sum(line.startswith('keep') for line in s.lines)}"
-    how = s.weighted(tril=18, triu=8, compare=18, input=22, equal=12, lengths=8, window=8, document=3, both=6)
+    how = s.weighted(tril=18, triu=8, compare=18, input=22, equal=12, lengths=8, window=8, document=3, both=6, none=5)
     if how == "both":
         first, second = keep(s), keep(s)
         name = f"keep{sum(line.startswith('keep') for line in s.lines)}"
         s.line(f"{name} = {first} {s.choose('&|')} {second}")
+        return name
+    if how == "none":
+        s.line(f"{name} = " + s.choose(("torch.ones(N, M, dtype=torch.bool)", "torch.ones(N, M).triu(-N) > 0")))
         return name
     if how in ("tril", "triu", "compare", "window", "document"):
         s.line(f"{name} = {_by_place(s, how)}")
@@ -181,6 +184,16 @@ def between(s: Source) -> None:
             s.line(s.choose(FLOORS))
         else:
             s.line("s = s.clamp(-2.0, 2.0)")
+
+
+def zeroed(s: Source) -> None:
+    """Weights are set to zero where a mask hides their scores, or seems to."""
+    kept = [line.split(" = ")[0] for line in s.lines if line.startswith("keep") and " = " in line]
+    names = list(dict.fromkeys(name for name in kept if name.isidentifier()))
+    while names and s.often(10):
+        s.tag("weights zeroed")
+        name = s.choose(names)
+        s.line(s.choose((f"p = p.masked_fill(~{name}, 0.0)", f"p = torch.where({name}, p, 0.0)")))
 
 
 def softmax(s: Source) -> None:

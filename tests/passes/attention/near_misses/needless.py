@@ -58,3 +58,34 @@ def a_scale_behind_a_bias_and_a_needless_mask(q, k, v, b):
 def a_fill_that_is_scaled_behind_a_needless_mask(q, k, v, b):
     """The number that is written has become another when the bias is added."""
     return attend(q, k, v, lambda s: (s.masked_fill(~blocks(7, 3), -3e3) + nothing(s, 7, 3)) * 0.5 + b)
+
+
+def none(queries: int, keys: int):
+    """A mask of which no key is hidden, which the sizes say."""
+    return torch.ones(queries, keys).triu(keys) != 0
+
+
+def weights_where(scores, filled):
+    """Weights that are set to zero where `none` hides a score."""
+    lowest = torch.finfo(scores.dtype).min
+    scores = filled(scores.masked_fill(none(7, 3), lowest), lowest)
+    return scores.softmax(-1).masked_fill(none(7, 3), 0.0)
+
+
+@suite.equal(with_bias)
+def weights_zeroed_by_a_needless_mask_and_rows_hidden_by_another(q, k, v, b):
+    """The rows that the other mask hides are the mean of the values, and not zeros."""
+    return weights_where(q @ k.mT * 0.3, lambda s, lowest: s.masked_fill(~blocks(7, 3), lowest)) @ v
+
+
+@suite.equal(with_bias)
+def weights_zeroed_by_a_needless_mask_behind_numbers_that_hide(q, k, v, b):
+    """The rows are computed apart, and nothing is hidden in them."""
+    return weights_where(q @ k.mT * 0.3 + b + ~blocks(7, 3) * -1e9, lambda s, lowest: s) @ v
+
+
+@suite.equal(with_bias)
+def weights_zeroed_by_a_needless_mask_and_by_the_one_that_hides(q, k, v, b):
+    """Both set weights to zero: the rows are zeros."""
+    weights = weights_where(q @ k.mT * 0.3, lambda s, lowest: s.masked_fill(~blocks(7, 3), lowest))
+    return weights.masked_fill(~blocks(7, 3), 0.0) @ v
