@@ -21,6 +21,7 @@ from optpass.passes.memory.workspace.workspace import Library, workspace_bytes
 from optpass.passes.roofline.analysis import program_of
 from optpass.passes.roofline.lowering import Fusing, fusing_of
 from optpass.passes.roofline.price import Priced, price
+from optpass.passes.roofline.sums import Sums
 from optpass.reporting.model import Op
 
 
@@ -56,14 +57,19 @@ def node_prices(
     shares = _shares(priced) if fused else {}
     by_name = {op.name: op for op in priced.ops}
     kinds = {info.name: info.cost.kind for info in program.ops if info.cost is not None}
+    sums = Sums(graph, {name for name, kind in kinds.items() if kind == "pointwise"}, on_cpu=device.kind == "cpu")
 
     def of(node: fx.Node) -> Price:
         op = by_name.get(node.name)
         if op is None:
             return Price(workspace=workspace_bytes(node, library))  # a higher-order operator may hold much
         seconds = shares.get(op.name, op.time_us) * 1e-6
-        generated = fused and not _is_complex(node)
-        fusing = fusing_of(node.target, kinds.get(node.name, "other")) if generated else Fusing()
+        if not fused or _is_complex(node):
+            fusing = Fusing()
+        elif sums.takes_a_product(node):
+            fusing = Fusing(overwrites=True)  # two tensors of its size, as the one kernel needs
+        else:
+            fusing = fusing_of(node.target, kinds.get(node.name, "other"))
         workspace = 0 if fusing.reads else workspace_bytes(node, library if op.flops <= library_flops else None)
         return Price(seconds, op.flops, workspace, fusing)
 
