@@ -12,6 +12,7 @@ from typing import Any
 from torch import fx
 
 from optpass.backend import compat
+from optpass.passes.memory.tangents import is_tangent
 
 
 class Hooks:
@@ -108,7 +109,7 @@ class OptPassJointPass(_Hook, compat.CustomGraphPass):
         if module is None:
             return
         self._hooks.on_joint(module)
-        if not any("tangents" in str(n.target) for n in graph.nodes if n.op == "placeholder"):
+        if not any(is_tangent(n) for n in graph.nodes):
             self._hooks.on_inference(module.graph)
 
 

@@ -122,9 +122,9 @@ class Chooser:
     def _best(self) -> Trial | None:
         best: Trial | None = None
         number = 0
-        while (done := number - min(len(self._misleading()), MISLEADING)) < len(ENOUGH):
+        while (counted := max(0, number - min(len(self._misleading()), MISLEADING))) < len(ENOUGH):
             timeline = self._next() if best is not None or number < IN_VAIN else None
-            number, enough = number + 1, ENOUGH[done]
+            number, enough = number + 1, ENOUGH[counted]
             if timeline is None:
                 break
             trial = self._tried(timeline)

@@ -100,6 +100,15 @@ def test_a_plan_that_misleads_says_nothing_of_those_beside_it() -> None:
     assert len(asked) <= MOST
 
 
+def test_what_misleads_before_anything_is_tried_stands_for_no_trial() -> None:
+    room = (generated(FLOOR) + generated(TOP)) // 2
+    chooser, _ = _chooser(room, generated)
+    chooser.note(900_000, 2_000_000)
+    chooser.note(TOP, 1_500_000)
+    found = chooser.best()
+    assert found is not None and 0.95 * room <= found.peak <= room
+
+
 def test_graphs_that_run_as_they_stand_take_one_replay() -> None:
     chooser, asked = _chooser(500_000, lambda c: c, generated=False)
     chooser.note(TOP, TOP)
