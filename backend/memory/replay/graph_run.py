@@ -13,6 +13,7 @@ from torch import fx
 from optpass.backend import compat
 from optpass.backend.memory.replay.graph_values import concrete
 from optpass.backend.memory.replay.storages import Storages
+from optpass.backend.memory.replay.strides import as_run
 
 
 class GraphRun:
@@ -49,7 +50,7 @@ class GraphRun:
         kwargs = fx.node.map_arg(node.kwargs, environment.__getitem__)
         target: Any = node.target
         try:
-            out = target(*args, **kwargs)
+            out = as_run(target, args, kwargs, target(*args, **kwargs))
         except Exception as error:
             if not compat.needs_values(error):
                 raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -15,6 +16,7 @@ from optpass.backend.memory.eager.part import EagerLoss
 from optpass.backend.memory.eager.timeline import AS_SEEN, Resize, Shapes
 from optpass.backend.memory.partition.partitioner import BudgetPartitioner
 from optpass.backend.memory.replay.tail import Tail
+from optpass.backend.memory.seen.leaving import Leaving
 from optpass.backend.memory.seen.situation import Beside
 from optpass.backend.memory.seen.stores import Stores
 from optpass.options import Options
@@ -58,6 +60,7 @@ class Leaf:
         gradients: it serves steps that begin with gradients there.
         buffers: the latter, of all calls looked at.
         elsewhere: frozen models that are there beside it, and what the program changes by hand from step to step.
+        lent: what graphs had read and returned without gradients in its step, which the situations count.
         inputs: what it and other plans of the same graph were given, and the targets of their losses.
         inputs_seen: bytes of these that were there when it was looked at, at most.
         inputs_there: the same in its backward, with the targets that were found until then.
@@ -76,7 +79,8 @@ class Leaf:
         retained: most bytes that the loss needs in a backward that keeps the graph.
         keeps_outputs: most outputs were still held by the caller in its backward.
         kept_outputs: bytes of those that were, at most.
-        left: bytes of outputs, and of what was made of them, that the caller held then, as when an optimizer steps.
+        left: bytes of outputs, and of what was made of them, that the caller held then.
+        left_gone: of these, bytes that are gone when an optimizer steps, where that was seen; `leaving` sees it.
         old: bytes of outputs of earlier runs that the caller still holds in its forward, at most.
         ahead: bytes, beside parameters, buffers and optimizer state, while a graph without gradients runs that comes
             before it in the step, such as a teacher.
@@ -97,6 +101,7 @@ class Leaf:
     gradients: bool = False
     buffers: Stores = field(default_factory=Stores)
     elsewhere: Stores = field(default_factory=Stores)
+    lent: Stores = field(default_factory=Stores)
     inputs: Stores = field(default_factory=Stores)
     inputs_seen: int = 0
     inputs_there: int = 0
@@ -116,6 +121,8 @@ class Leaf:
     keeps_outputs: bool = False
     kept_outputs: int = 0
     left: int = 0
+    left_gone: int = 0
+    leaving: Leaving | None = None
     old: int = 0
     ahead: int = 0
     stepping: int | None = None
@@ -159,10 +166,12 @@ class Leaf:
 
     def learn(self, leaf: Leaf) -> None:
         """Take over what was seen of the loss behind another plan of the same graph."""
-        self.known, self.inputs, self.elsewhere = dict(leaf.known), leaf.inputs, leaf.elsewhere
+        self.known, self.inputs = dict(leaf.known), leaf.inputs
+        self.elsewhere, self.lent = leaf.elsewhere, leaf.lent
         self.loss, self.seen = leaf.loss, leaf.seen
         self.keeps_outputs, self.kept_outputs = leaf.keeps_outputs, leaf.kept_outputs
-        self.since_loss, self.left, self.keeps_graph = leaf.since_loss, leaf.left, leaf.keeps_graph
+        self.since_loss, self.keeps_graph = leaf.since_loss, leaf.keeps_graph
+        self.left, self.left_gone, self.leaving = leaf.left, leaf.left_gone, leaf.leaving
         self.seen_at, self.beside, self.again, self.stepping = leaf.seen_at, leaf.beside, leaf.again, leaf.stepping
         self.given, self.old, self.ahead = leaf.given, leaf.old, leaf.ahead
 
@@ -183,10 +192,23 @@ class Leaf:
     def note_updated(self, tensors: Iterable[torch.Tensor]) -> None:
         """The program changes `tensors` by hand from step to step."""
         found = Stores(tensors)
-        for counted in (self.buffers, self.inputs, self.elsewhere):
+        for counted in (self.buffers, self.inputs, self.elsewhere, self.lent):
             found.drop(counted)
         if found.bytes():
             self.elsewhere, self.news = self.elsewhere.with_those_of(found), True
+
+    def note_left(self, size: int, storages: Iterable[Any]) -> None:
+        """The caller holds so many bytes in its backward, in `storages`."""
+        trained = first_trained(_alive(self.own))
+        if size > self.left and trained is not None:
+            self.leaving, self.left_gone = Leaving(storages, trained), 0
+        self.left = max(self.left, size)
+
+    def note_stepped(self) -> None:
+        """The next step is about to begin: what of that had gone when an optimizer stepped."""
+        if self.leaving is not None and self.leaving.stepped():
+            self.left_gone, self.leaving = min(self.left, self.leaving.gone()), None
+            self.news |= self.left_gone > 0
 
     def note_old(self, size: int) -> None:
         """So many bytes of outputs of earlier runs are there in its forward: a loop's variable is, until the next call

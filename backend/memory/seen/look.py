@@ -127,7 +127,8 @@ def loss_behind(
         step: graphs of the step.
     """
     node, leaf = run.node(), run.leaf.latest()
-    part = _kept_outputs(run, node)
+    outputs = _kept_outputs(run, node)
+    part = sum(s.nbytes() for s in outputs)
     if 2 * part > leaf.outputs and not leaf.keeps_outputs and not leaf.again:
         leaf.keeps_outputs = leaf.news = True
     leaf.kept_outputs = max(leaf.kept_outputs, part)
@@ -151,7 +152,8 @@ def loss_behind(
     # A few numbers are among what the engine is taken to need; a loss of many terms may hold more of them.
     sizes = results.alive().values()
     kept = sum(sizes) - min(sum(size for size in sizes if size <= ENGINE_BYTES), ENGINE_BYTES // 2)
-    leaf.left = max(leaf.left, kept + part - min(part, ENGINE_BYTES // 4))  # a loss is among an optimizer's numbers
+    left = kept + part - min(part, ENGINE_BYTES // 4)  # a loss is among an optimizer's numbers
+    leaf.note_left(left, [*results.storages(), *outputs])
     kept += 0 if leaf.keeps_outputs else part
     if node is None or all(n is not node for n in autograd.walk(running.roots, lambda n: n is node)):
         return EagerLoss(kept_bytes=kept), 0
@@ -200,10 +202,10 @@ def _given_to(runs: Sequence[Run]) -> Stores:
     return given
 
 
-def _kept_outputs(run: Run, node: Any) -> int:
-    """Bytes of outputs of a run that the caller holds in its backward; what is handed back as it came is none."""
+def _kept_outputs(run: Run, node: Any) -> list[Any]:
+    """Outputs of a run that the caller holds in its backward; what is handed back as it came is none."""
     there = [storage for storage in run.outputs.storages() if not run.inputs.has(storage)]
-    return sum(s.nbytes() for s in there if node is None or autograd.held_elsewhere(node, s))
+    return [s for s in there if node is None or autograd.held_elsewhere(node, s)]
 
 
 def beside(
@@ -227,6 +229,7 @@ def beside(
     parameters = list({id(p): p for p in (*parameters_of(step), *waiting)}.values())  # a step may begin between them
     there = Stores()
     there.update(lent)
+    leaf.lent.update(lent)
     if lent.alive():  # to an optimizer whose step is compiled: counted as its state
         there.drop(Stores(states_of(parameters)))
     for r in (run, *others):

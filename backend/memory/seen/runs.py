@@ -137,13 +137,13 @@ class Steps:
         updated.look(next(iter(steps), []))
         for i, step in enumerate(steps):
             for leaf in step:
+                leaf.note_stepped()
                 leaf.note_old(old if leaf.origin is origin and leaf.gradients == gradients else 0)
             # Earlier ones are of other micro-batches, which are there in this one, too.
             grown = [leaf.note_inputs() for leaf in step if i]
-            news = any(grown) or any(leaf.news for leaf in step)
-            for leaf in step if news else ():
-                leaf.news = False
-            if news:
+            if any(grown) or any(leaf.news for leaf in step):
+                for leaf in step:
+                    leaf.news = False
                 try:
                     self._settle(step)
                 except BudgetInfeasibleError:

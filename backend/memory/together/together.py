@@ -191,7 +191,7 @@ def _seen(leaves: Sequence[Leaf]) -> Step:
     bounds = [bound for leaf in leaves for bound in bounds_of(leaf, index, always.total)]
     present = [present_of(leaf) for leaf in leaves]
     inputs = max((leaf.given for leaf in leaves), default=0)
-    left = max((leaf.left for leaf in leaves), default=0)
+    left = max((leaf.left - leaf.left_gone for leaf in leaves), default=0)
     compiled = [leaf.stepping + ENGINE_BYTES for leaf in leaves if leaf.stepping is not None]  # and a few numbers
     at_optimizer = always.total + inputs + left + trained + max(compiled, default=optimizer.stepping)
     ran = max((leaf.ahead for leaf in leaves), default=0)

@@ -85,6 +85,27 @@ def preferred(call):
     return step, (model, reference), (given, chosen)
 
 
+def averaged(call):
+    """The teacher, which is compiled, is an average of the student's weights that the program keeps by hand."""
+    model, given = network(layers=12), torch.randn(8 * ROWS, WIDTH)
+    teacher = copy.deepcopy(model).requires_grad_(False)
+    compiled, teaching = call(model), call(teacher)
+
+    def step():
+        with torch.no_grad():
+            target = teaching(given)
+        F.mse_loss(compiled(given), target.sign()).backward()
+        found = [p.grad for p in model.parameters()]
+        with torch.no_grad():
+            for mine, theirs in zip(teacher.parameters(), model.parameters(), strict=True):
+                theirs.sub_(theirs.grad, alpha=0.1)
+                mine.mul_(0.9).add_(theirs, alpha=0.1)
+        model.zero_grad()
+        return found
+
+    return step, (model, teacher), (given,)
+
+
 def taught_first(call):
     """A wide teacher runs before the forward of its student, and needs more than the step behind it."""
     model, teacher, given = network(), network(2 * WIDE).eval(), torch.randn(4 * ROWS, WIDTH)
@@ -163,7 +184,7 @@ def test_an_evaluation_between_steps_is_no_part_of_one(program, steps):
 
 @pytest.mark.slow
 @pytest.mark.by_turns
-@pytest.mark.parametrize("program", [taught, judged, preferred])
+@pytest.mark.parametrize("program", [taught, judged, preferred, averaged])
 def test_what_runs_between_counts_too(program, steps):
     peak, results, predicted, held = steps.measured(program, 10**10)
     assert abs(predicted - peak) <= 0.001 * peak
