@@ -75,9 +75,15 @@ class _Schedule:
         self._scheduler = scheduler
         self._bytes: dict[str, int] = {}
         self._small = 0.0
+        #: Of a buffer that is made in parts, as for `torch.cat`: which other buffers the parts are.
+        self._parts: dict[str, list[Any]] = {}
         try:
             self._library = sorted(n.min_order for n in scheduler.nodes if n.is_extern() or n.is_template())
             self._small = max((self._size(name) for name in scheduler.name_to_buf), default=0) * SMALL
+            for buffer in scheduler.name_to_buf.values():
+                whole = _whole(buffer.node)
+                if whole is not None:
+                    self._parts.setdefault(whole, []).append(buffer)
         except AttributeError:  # another torch describes its schedule otherwise
             self._library = []
 
@@ -109,7 +115,7 @@ class _Schedule:
     def _more(self, first: Any, later: Any) -> int:
         """Bytes of what `later` makes, and of what is made for it between the two, less what it is the last to read."""
         inside = {node.get_name() for kernel in (first, later) for node in kernel.get_nodes()}
-        more = sum(self._size(buffer.get_name()) for buffer in later.get_outputs())
+        more = self._made(first, later)
         for name in {dependency.name for dependency in later.read_writes.reads}:
             buffer = self._scheduler.name_to_buf.get(name)
             if buffer is None:
@@ -123,11 +129,38 @@ class _Schedule:
                 more -= self._size(name)
         return more
 
+    def _made(self, first: Any, later: Any) -> int:
+        """Bytes of what `later` makes: of a part, those of the whole, unless `first` or what is before it makes another
+        part."""
+        outputs = {buffer.get_name(): buffer.node for buffer in later.get_outputs()}
+        wholes = {whole for node in outputs.values() if (whole := _whole(node)) is not None}
+        early = {
+            whole
+            for whole in wholes
+            for part in self._parts.get(whole, ())
+            if part.get_name() not in outputs and _place(part) <= first.max_order
+        }
+        own = sum(self._size(name) for name, node in outputs.items() if _whole(node) is None)
+        return own + sum(self._size(whole) for whole in wholes - early)
+
     def _size(self, name: str) -> int:
         if name not in self._bytes:
             layout = buffer_layout(name)
             self._bytes[name] = layout[0] * layout[1] if layout is not None else 0
         return self._bytes[name]
+
+
+def _whole(node: Any) -> str | None:
+    """The name of the buffer that another one is a part of; None for one of its own."""
+    from torch._inductor import ir
+
+    layout = getattr(node, "layout", None)
+    return str(layout.view.get_name()) if isinstance(layout, ir.NonOwningLayout) else None
+
+
+def _place(buffer: Any) -> float:
+    """Where a buffer is made, in the order of the graph."""
+    return float("inf") if buffer.defining_op is None else float(buffer.defining_op.min_order)
 
 
 def _graph() -> Any:
