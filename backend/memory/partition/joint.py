@@ -13,7 +13,7 @@ from optpass.backend.compat import partition as parts
 from optpass.backend.memory.budget import Budget
 from optpass.backend.memory.partition.accumulate import accumulate_in_place
 from optpass.backend.memory.probe import library_workspace
-from optpass.backend.memory.replay.graph_values import hint, ints
+from optpass.backend.memory.replay.graph_values import hint, ints, laid_out_anew
 from optpass.backend.memory.replay.tail import NO_TAIL, Tail
 from optpass.passes.devices import DeviceSpec
 from optpass.passes.memory import redraw
@@ -61,6 +61,8 @@ def problem_of(
     tangents = sum(s.bytes for s in problem.storages if s.tangent)
     outputs = sum(problem.storages[s].bytes for s in problem.forward_outputs)
     problem.tail = max(tail.beside(tangents, outputs), follow - tangents)
+    if anew := laid_out_anew(_tangents(joint)):
+        problem.tail = max(problem.tail, tail.kept_bytes + anew)
     problem.outputs_held, problem.kept, problem.early = tail.holds_outputs, tail.kept_bytes, tail.early_bytes
     problem.saved_held = tail.retains
     problem.tangents_held = not parts.tangents_are_boxed()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -63,10 +64,29 @@ def ints(sizes: Iterable[Any]) -> list[int]:
 def contiguous(tensor: torch.Tensor) -> tuple[int, ...]:
     """The strides that a contiguous tensor of that shape has."""
     strides, step = [], 1
-    for size in reversed(tensor.shape):
+    for size in reversed(ints(tensor.shape)):
         strides.append(step)
-        step *= max(int(size), 1)
+        step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+def laid_out_anew(tangents: Iterable[torch.Tensor]) -> int:
+    """Bytes of the gradients of outputs that AOTAutograd copies into the layout of the outputs before the backward
+    runs (`coerce_to_expected_memory_format`): all of them are there until the last has been copied.
+
+    No gradient comes with gaps, as the view of a larger tensor has. Beside a loss in the graph, which is a number,
+    the gradients of other outputs are zeros that autograd makes, and those are contiguous.
+    """
+    values = list(tangents)
+    zeros = any(t.dim() == 0 for t in values)
+    found = 0
+    for t in values:
+        dense, strides = contiguous(t), ints(t.stride())
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(ints(t.shape), strides, strict=True))
+        gaps = extent != prod(ints(t.shape))
+        if gaps or (zeros and list(dense) != strides):
+            found += int(hint(t.numel())) * t.element_size()
+    return found
 
 
 def restrided(value: Any, saved: Any) -> Any:

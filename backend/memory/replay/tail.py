@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from optpass.backend import compat
+from optpass.backend.memory.replay.graph_values import laid_out_anew
 from optpass.backend.memory.replay.storages import Operators, Storages
 
 #: State of a CPU's generator, which a checkpoint keeps.
@@ -81,7 +82,7 @@ class Tail:
             storages.lend(held)
         held.clear()
         storages.add_all(tangents)
-        storages.mark("tangents")
+        storages.mark("tangents", laid_out_anew(tangents))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from optpass.backend.memory.replay.graph_values import laid_out_anew
 from optpass.errors import BudgetInfeasibleError
 
 ROWS, WIDTH = 128, 32
@@ -73,6 +74,37 @@ def looped(call):
 def test_what_the_call_before_returned_is_there_in_the_next_forward(steps):
     peak, _, predicted, _ = steps.measured(looped, 10**10)
     assert 0 <= predicted - peak <= 128
+
+
+def cached(call):
+    """What a language model returns beside its loss: keys by heads, which the loss does not read."""
+    table = nn.Embedding(10, 2 * WIDTH)
+
+    def both(ids):
+        return table.weight.square().mean(), table(ids).view(8, ROWS // 8, 2, WIDTH).transpose(1, 2)
+
+    compiled, ids = call(both), torch.randint(0, 10, (8, ROWS // 8))
+
+    def step():
+        loss, keys = compiled(ids)
+        loss.backward()
+        return [*gradients(table), len(keys)]
+
+    return step, (table,), (ids,)
+
+
+def test_gradients_that_are_laid_out_anew_are_there_twice(steps):
+    """Of what the loss does not read they are zeros, which AOTAutograd copies into the layout of the output."""
+    peak, _, predicted, _ = steps.measured(cached, 10**10)
+    assert 0 <= predicted - peak <= 128
+
+
+def test_which_gradients_are_laid_out_anew():
+    number, rows = torch.zeros(()), torch.zeros(4, 6)
+    assert laid_out_anew([rows, rows.t()]) == 0  # they may come as the output is laid out
+    assert laid_out_anew([number, rows]) == 0  # zeros
+    assert laid_out_anew([number, rows.t()]) == rows.nbytes
+    assert laid_out_anew([rows[:, :2]]) == rows.nbytes // 3  # with gaps
 
 
 class Traced:
