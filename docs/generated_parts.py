@@ -267,6 +267,8 @@ def _conditions(result: Any) -> str:
 def _rerun(result: Any) -> str:
     """The command with everything that was chosen, so that a later change of defaults does not change its meaning."""
     command = f"optpass bench {result.name} --device {result.environment.device_kind}"
+    if result.config.get("inner") not in (None, "inductor"):
+        command += f" --inner {result.config['inner']}"
     for key, flag in (("rounds", "--rounds"), ("budget_s", "--budget"), ("seed", "--seed")):
         value = result.config.get(key)
         if value is not None:
