@@ -13,7 +13,7 @@ from optpass.backend.memory.probe import library_workspace
 from optpass.options import Options
 from optpass.passes.memory.optimizers import optimizers
 from optpass.passes.memory.optimizers.rehearsal import sizes_of
-from optpass.passes.memory.optimizers.search import find_optimizer
+from optpass.passes.memory.optimizers.search import find_optimizer, trained_among
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,20 @@ class Optimizing:
         return self.step + sum(p.nbytes for p in self.copies) + scalars
 
     @classmethod
-    def of(cls, options: Options, trained: Sequence[torch.Tensor], idle: Iterable[torch.Tensor] = ()) -> Optimizing:
-        """That of the parameters `trained`. One that is named trains all that a live optimizer holds beside them, but
-        for `idle` ones, which get no gradient.
+    def of(cls, options: Options, parameters: Sequence[torch.Tensor], idle: Iterable[torch.Tensor] = ()) -> Optimizing:
+        """That of `parameters`, as far as they are trained. One that is named trains all that a live optimizer holds
+        beside them, but for `idle` ones, which get no gradient.
 
         Raises:
             ConfigError: the option names none that is known.
         """
-        ids = {id(p) for p in idle}
+        ids, trained = {id(p) for p in idle}, trained_among(parameters)
         found = find_optimizer(trained, library_workspace, ids)
         held, copies = ((), ()) if found is None else (found.parameters, found.copies)
         if options.optimizer is not None:
             name = optimizers.check(options) or "none"
             stepped = held if copies else (*trained, *held)
-            everything = list({id(p): p for p in stepped if p.requires_grad and id(p) not in ids}.values())
+            everything = list({id(p): p for p in trained_among(stepped) if id(p) not in ids}.values())
             gpu = any(p.device.type != "cpu" for p in everything)
             cost = optimizers.cost(
                 name, sizes_of(everything), gpu=gpu, where=options.where("optimizer"), library=library_workspace

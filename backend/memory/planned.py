@@ -21,7 +21,8 @@ from optpass.backend.memory.idle import idle_of
 from optpass.backend.memory.partition.growth import Growth
 from optpass.backend.memory.partition.partitioner import BudgetPartitioner
 from optpass.backend.memory.seen.expected import Expected, resize, shapes_of
-from optpass.backend.memory.seen.leaves import Leaf, Share, first_trained
+from optpass.backend.memory.seen.leaves import Leaf, Share
+from optpass.backend.memory.seen.parameters import first_trained
 from optpass.backend.memory.seen.updated import Updated
 from optpass.backend.memory.step import StepTensors, has_gradients
 from optpass.backend.memory.together.together import STEPS

@@ -171,7 +171,7 @@ def budget_of(
     saved, leaves = held_upstream(tensors.inputs)
     alone = not more_follow if alone is None else alone
     idle = [] if not alone else idle_of(tensors.idle, tensors.parameters, ungraded, [*before, *leaves])
-    optimizer = Optimizing.of(options, [*tensors.trained, *(p for p in before if p.requires_grad)], idle)
+    optimizer = Optimizing.of(options, [*(p for _, p in tensors.parameters), *before], idle)
     everything = _distinct(
         [*(p for _, p in tensors.parameters), *before, *optimizer.parameters, *leaves, *tensors.idle]
     )

@@ -10,7 +10,8 @@ import torch
 
 from optpass.backend.compat.memory_autograd import held_by_more
 from optpass.backend.compat.memory_callers import results_around_compile
-from optpass.backend.memory.seen.leaves import Leaf, first_trained
+from optpass.backend.memory.seen.leaves import Leaf
+from optpass.backend.memory.seen.parameters import first_trained
 from optpass.backend.memory.seen.stores import Stores
 
 #: Chains of runs that are remembered, to find which of them make up one step.
@@ -64,13 +65,14 @@ class Chains:
         return found
 
     def under_way(self) -> list[Leaf]:
-        """Those of the step that is under way, as far as it is known."""
+        """Those of the step that is under way, as far as it is known: where none began as it does, those of the step
+        before it, which may be the first half of the same, as that of a generator is before its critic's."""
         if not self._chains:
             return []
         now = self._chains.pop()
-        last = next(iter(self.steps_of(now.origin)), [])
+        steps = self.steps_of(now.origin) or (self.steps_of(self._chains[-1].origin) if self._chains else [])
         self._chains.append(now)
-        return [*last, *now.leaves]
+        return [*next(iter(steps), []), *now.leaves]
 
     def note_returned(self, outputs: Stores, inputs: Stores) -> None:
         """The backward of a run has begun, which had returned `outputs`, some of which may be what it was given."""

@@ -6,7 +6,7 @@ When these are seen is `runs`' to say, and what follows from them `together`'s.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from optpass.backend.memory.eager.timeline import AS_SEEN, Resize, Shapes
 from optpass.backend.memory.partition.partitioner import BudgetPartitioner
 from optpass.backend.memory.replay.tail import Tail
 from optpass.backend.memory.seen.leaving import Leaving
+from optpass.backend.memory.seen.parameters import alive, first_trained
 from optpass.backend.memory.seen.situation import Beside
 from optpass.backend.memory.seen.stores import Stores
 from optpass.options import Options
@@ -79,6 +80,7 @@ class Leaf:
         retained: most bytes that the loss needs in a backward that keeps the graph.
         keeps_outputs: most outputs were still held by the caller in its backward.
         kept_outputs: bytes of those that were, at most.
+        lying: bytes of gradients of parameters that are frozen in its step, of what trained them before, at most.
         left: bytes of outputs, and of what was made of them, that the caller held then.
         left_gone: of these, bytes that are gone when an optimizer steps, where that was seen; `leaving` sees it.
         old: bytes of outputs of earlier runs that the caller still holds in its forward, at most.
@@ -120,6 +122,7 @@ class Leaf:
     since_loss: int = 0
     keeps_outputs: bool = False
     kept_outputs: int = 0
+    lying: int = 0
     left: int = 0
     left_gone: int = 0
     leaving: Leaving | None = None
@@ -148,8 +151,8 @@ class Leaf:
 
     def trained(self) -> set[int]:
         """Identities of those of its parameters that it makes a gradient of."""
-        idle = {id(p) for p in _alive(self.idle)}
-        return {id(p) for p in _alive(self.own) if p.requires_grad and id(p) not in idle}
+        idle = {id(p) for p in alive(self.idle)}
+        return {id(p) for p in alive(self.own) if p.requires_grad and id(p) not in idle}
 
     def note_trained(self, parameters: Collection[int]) -> None:
         """Another graph, which may be of other steps, makes gradients of `parameters`."""
@@ -173,7 +176,7 @@ class Leaf:
         self.since_loss, self.keeps_graph = leaf.since_loss, leaf.keeps_graph
         self.left, self.left_gone, self.leaving = leaf.left, leaf.left_gone, leaf.leaving
         self.seen_at, self.beside, self.again, self.stepping = leaf.seen_at, leaf.beside, leaf.again, leaf.stepping
-        self.given, self.old, self.ahead = leaf.given, leaf.old, leaf.ahead
+        self.given, self.old, self.ahead, self.lying = leaf.given, leaf.old, leaf.ahead, leaf.lying
 
     def see(self, loss: EagerLoss, retained: bool) -> None:
         """Take in a loss that was seen, of which the situations have what it needs beside what they hold. Where the
@@ -199,7 +202,7 @@ class Leaf:
 
     def note_left(self, size: int, storages: Iterable[Any]) -> None:
         """The caller holds so many bytes in its backward, in `storages`."""
-        trained = first_trained(_alive(self.own))
+        trained = first_trained(alive(self.own))
         if size > self.left and trained is not None:
             self.leaving, self.left_gone = Leaving(storages, trained), 0
         self.left = max(self.left, size)
@@ -232,6 +235,13 @@ class Leaf:
             self.given += more
         return self.seen and more > 0
 
+    def note_lying(self, size: int) -> None:
+        """The next step is about to begin, with so many bytes of these: there are none before the first."""
+        if self.seen and size > self.lying:
+            for situation in self.situations.values():
+                situation.grow(size - self.lying)
+            self.lying = size
+
     def _fullest(self) -> Beside:
         """The situation in which most is there while its loss runs backward."""
         return max(
@@ -261,39 +271,3 @@ class Leaf:
         while leaf.next is not None:
             leaf = leaf.next
         return leaf
-
-
-def _alive(references: Iterable[weakref.ref[torch.Tensor]]) -> list[torch.Tensor]:
-    return [tensor for reference in references if (tensor := reference()) is not None]
-
-
-def first_trained(parameters: Iterable[torch.Tensor]) -> torch.Tensor | None:
-    """The parameter by whose version it is told whether an optimizer has stepped, which counts it up; None without."""
-    return next((p for p in parameters if p.requires_grad), None)
-
-
-def idle_in(leaves: Iterable[Leaf]) -> list[torch.Tensor]:
-    """Parameters of their modules that nothing trains in the step of `leaves`: no graph of it, and no eager code that
-    was seen in it."""
-    leaves = list(leaves)
-    found = {id(p): p for leaf in leaves for p in _alive(leaf.idle)}
-    graphs = {id(p) for leaf in leaves for p in _alive(leaf.own)}
-    eager = {key for leaf in leaves for key in leaf.known if key not in graphs}
-    trained = eager.union(*(leaf.trained() for leaf in leaves))
-    return [p for key, p in found.items() if key not in trained]
-
-
-def parameters_of(leaves: Iterable[Leaf]) -> list[torch.Tensor]:
-    """All parameters that `leaves` know, as far as they are alive, each once."""
-    found = {key: reference() for leaf in leaves for key, reference in leaf.known.items()}
-    return [parameter for parameter in found.values() if parameter is not None]
-
-
-def own_of(parameters: Iterable[torch.Tensor], leaves: Sequence[Leaf]) -> list[torch.Tensor]:
-    """Those of `parameters` that are no inputs of `leaves`: a view of a batch may be made to need a gradient, and is
-    gone when the batch is not (the feature encoders of speech models do so for checkpoints)."""
-    return [
-        p
-        for p in parameters
-        if isinstance(p, torch.nn.Parameter) or not any(leaf.inputs.has(p.untyped_storage()) for leaf in leaves)
-    ]

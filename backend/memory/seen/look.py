@@ -17,7 +17,8 @@ from optpass.backend.memory.budget import ENGINE_BYTES
 from optpass.backend.memory.eager.caller import held_in_backward, named_in_backward
 from optpass.backend.memory.eager.held import due, held_in, pending
 from optpass.backend.memory.eager.part import EagerLoss, loss_of
-from optpass.backend.memory.seen.leaves import Leaf, own_of, parameters_of
+from optpass.backend.memory.seen.leaves import Leaf
+from optpass.backend.memory.seen.parameters import lying_gradients, own_of, parameters_of
 from optpass.backend.memory.seen.run import Run
 from optpass.backend.memory.seen.situation import Beside
 from optpass.backend.memory.seen.stores import Stores
@@ -243,6 +244,7 @@ def beside(
         there.update(r.eager)
     known = Stores(own_of(parameters, step)).alive()
     gradients = Stores([p.grad for p in parameters if p.grad is not None]).alive()
+    leaf.lying = max(leaf.lying, lying_gradients(parameters))
     gradients.update(Stores(g for r in (run, *others) for g in r.gradients_of_leaves()).alive())
     for r in (run, *others):
         own = r.inputs.alive()  # what is handed back as it came is no result

@@ -24,8 +24,9 @@ from optpass.backend.memory.eager.timeline import Shapes
 from optpass.backend.memory.replay.graph_values import ints
 from optpass.backend.memory.seen.chains import Chains
 from optpass.backend.memory.seen.expected import alike, shapes_of
-from optpass.backend.memory.seen.leaves import Leaf, parameters_of
+from optpass.backend.memory.seen.leaves import Leaf
 from optpass.backend.memory.seen.look import LOOKS, LOOKS_ALONE, LOOKS_AT_NAMES, beside, note, note_names, others_of
+from optpass.backend.memory.seen.parameters import parameters_of
 from optpass.backend.memory.seen.run import Run, leaves_of, note_held, own_storages
 from optpass.backend.memory.seen.stores import Stores
 from optpass.backend.memory.seen.ungraded import Ahead, Lent, ahead_of, note_stepping

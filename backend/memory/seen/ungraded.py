@@ -17,7 +17,8 @@ from optpass.backend.capture import Source
 from optpass.backend.compat.memory_backward import Held
 from optpass.backend.memory.replay.alone import replay_graph, replay_inductor
 from optpass.backend.memory.replay.replay import Executor
-from optpass.backend.memory.seen.leaves import Leaf, parameters_of
+from optpass.backend.memory.seen.leaves import Leaf
+from optpass.backend.memory.seen.parameters import parameters_of
 from optpass.backend.memory.seen.stores import Stores
 from optpass.reporting import store
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from optpass.backend.memory.seen.leaves import Leaf, first_trained, parameters_of
+from optpass.backend.memory.seen.leaves import Leaf
+from optpass.backend.memory.seen.parameters import first_trained, parameters_of
 from optpass.backend.memory.seen.stores import Stores
 from optpass.passes.memory.optimizers.search import everything_held
 

@@ -19,7 +19,8 @@ from optpass.backend.memory.optimizing import Optimizing
 from optpass.backend.memory.partition.outcome import SAFE
 from optpass.backend.memory.plans.allot import above, choices_of, least, select
 from optpass.backend.memory.plans.bounds import Bound, Choice, beside, excess, total
-from optpass.backend.memory.seen.leaves import Leaf, Share, idle_in, own_of, parameters_of
+from optpass.backend.memory.seen.leaves import Leaf, Share
+from optpass.backend.memory.seen.parameters import idle_in, lying_gradients, own_of, parameters_of
 from optpass.backend.memory.seen.runs import Steps
 from optpass.backend.memory.seen.stores import Stores
 from optpass.backend.memory.together import words
@@ -67,8 +68,10 @@ def settle(leaves: Sequence[Leaf]) -> None:
     failed = [leaf for leaf in planned if leaf.partitioner.search is None]  # to compile: its next call tries again
     if unknown or failed or not planned:
         return
+    lying = lying_gradients(parameters_of(planned))
     for leaf in planned:
         leaf.note_inputs()
+        leaf.note_lying(lying)
     words.warn_of_kept_graphs(planned)
     step = _seen(planned)
     words.warn_of_the_optimizer(step)
@@ -171,7 +174,7 @@ def _seen(leaves: Sequence[Leaf]) -> Step:
     parameters = parameters_of(leaves)
     options = leaves[0].options
     idle = idle_in(leaves)
-    optimizer = Optimizing.of(options, [p for p in parameters if p.requires_grad], idle)
+    optimizer = Optimizing.of(options, parameters, idle)
     parameters = list({id(p): p for p in (*parameters, *optimizer.parameters, *idle)}.values())
     untrained = {id(p) for p in idle}
     trained = Stores([p for p in parameters if p.requires_grad and id(p) not in untrained]).bytes()

@@ -107,6 +107,15 @@ def states_of(parameters: Iterable[Tensor]) -> list[Tensor]:
     return _kept(holding)
 
 
+def trained_among(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Those of `parameters` that need a gradient, or that a live optimizer has made state for: a program may freeze
+    them for a while, as the critic while the generator is trained."""
+    if all(p.requires_grad for p in parameters):
+        return list(parameters)
+    made = {id(p) for o in _live() for p, state in o.state.items() if state}
+    return [p for p in parameters if p.requires_grad or id(p) in made]
+
+
 def everything_held() -> list[Tensor]:
     """What the live optimizers train, and what they keep of it."""
     live = _live()
