@@ -65,14 +65,13 @@ class Chains:
         return found
 
     def under_way(self) -> list[Leaf]:
-        """Those of the step that is under way, as far as it is known: where none began as it does, those of the step
-        before it, which may be the first half of the same, as that of a generator is before its critic's."""
+        """Those of the step that is under way, as far as it is known."""
         if not self._chains:
             return []
         now = self._chains.pop()
-        steps = self.steps_of(now.origin) or (self.steps_of(self._chains[-1].origin) if self._chains else [])
+        last = next(iter(self.steps_of(now.origin)), [])
         self._chains.append(now)
-        return [*next(iter(steps), []), *now.leaves]
+        return [*last, *now.leaves]
 
     def note_returned(self, outputs: Stores, inputs: Stores) -> None:
         """The backward of a run has begun, which had returned `outputs`, some of which may be what it was given."""

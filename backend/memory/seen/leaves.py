@@ -6,7 +6,7 @@ When these are seen is `runs`' to say, and what follows from them `together`'s.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from optpass.backend.memory.eager.timeline import AS_SEEN, Resize, Shapes
 from optpass.backend.memory.partition.partitioner import BudgetPartitioner
 from optpass.backend.memory.replay.tail import Tail
 from optpass.backend.memory.seen.leaving import Leaving
-from optpass.backend.memory.seen.parameters import alive, first_trained
+from optpass.backend.memory.seen.parameters import alive, first_trained, lying_gradients, parameters_of
 from optpass.backend.memory.seen.situation import Beside
 from optpass.backend.memory.seen.stores import Stores
 from optpass.options import Options
@@ -81,6 +81,8 @@ class Leaf:
         keeps_outputs: most outputs were still held by the caller in its backward.
         kept_outputs: bytes of those that were, at most.
         lying: bytes of gradients of parameters that are frozen in its step, of what trained them before, at most.
+        others: bytes of gradients that were there then of parameters not known to be of its step, by identity.
+        ran_with: `origin` of all that were known to be of its step then.
         left: bytes of outputs, and of what was made of them, that the caller held then.
         left_gone: of these, bytes that are gone when an optimizer steps, where that was seen; `leaving` sees it.
         old: bytes of outputs of earlier runs that the caller still holds in its forward, at most.
@@ -123,6 +125,8 @@ class Leaf:
     keeps_outputs: bool = False
     kept_outputs: int = 0
     lying: int = 0
+    others: dict[int, int] = field(default_factory=dict)
+    ran_with: frozenset[object] = frozenset()
     left: int = 0
     left_gone: int = 0
     leaving: Leaving | None = None
@@ -235,12 +239,28 @@ class Leaf:
             self.given += more
         return self.seen and more > 0
 
-    def note_lying(self, size: int) -> None:
-        """The next step is about to begin, with so many bytes of these: there are none before the first."""
-        if self.seen and size > self.lying:
-            for situation in self.situations.values():
-                situation.grow(size - self.lying)
-            self.lying = size
+    def note_lying(self, step: Sequence[Leaf], parameters: Sequence[torch.Tensor]) -> None:
+        """The next step is about to begin, of which `parameters` are: what is there in it, and was not when it was
+        looked at, or was not known to be of it. That is gradients, and inputs of graphs that ran behind it."""
+        lying = lying_gradients(parameters)
+        gradients = max(0, lying - self.lying) + sum(self.others.get(id(p), 0) for p in parameters)
+        inputs = Stores()
+        for leaf in step if self.ran_with else ():
+            if leaf.origin not in self.ran_with:
+                inputs.update(leaf.inputs)
+        for counted in (self.inputs, self.buffers, self.elsewhere, self.lent, Stores(parameters)):
+            inputs.drop(counted)
+        for situation in self.situations.values() if self.seen else ():
+            situation.grow(gradients, gradients=True)
+            situation.grow(inputs.bytes())
+        self.lying, self.others, self.ran_with = max(self.lying, lying), {}, frozenset()
+
+    def note_others(self, leaves: Iterable[Leaf], step: Iterable[Leaf]) -> None:
+        """It was looked at as one of `step`; others may turn out to be of that, too."""
+        step = list(step)
+        known = {id(p) for p in parameters_of(step)}
+        self.others = {id(p): p.grad.nbytes for p in parameters_of(leaves) if p.grad is not None and id(p) not in known}
+        self.ran_with = frozenset(leaf.origin for leaf in step)
 
     def _fullest(self) -> Beside:
         """The situation in which most is there while its loss runs backward."""

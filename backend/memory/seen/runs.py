@@ -48,8 +48,7 @@ class Steps:
         self._live: list[Run] = []
         self._chains = Chains()
         self._after_backward = True
-        self._gone = 0
-        self._traced = False
+        self._gone, self._traced = 0, False
         self._lent = Lent()
         self._asked: weakref.WeakSet[Callable[[], int]] = weakref.WeakSet()
         self._known: dict[int, Held] = {}
@@ -277,8 +276,9 @@ class Steps:
             self._after_backward = True
             self._lent.begin()
             if run.looked_at:
-                around = self._live, self._watch, self._known, self._lent, self._chains.returned_in_step()
-                note(run, running, *around, self._chains.under_way())
+                step, old = self._chains.under_way(), self._chains.returned_in_step()
+                note(run, running, self._live, self._watch, self._known, self._lent, old, step)
+                run.leaf.latest().note_others(self._chains.leaves(), step)
             self._chains.note_returned(run.outputs, run.inputs)
             if running is None or not running.keeps:
                 run.done = True
@@ -291,10 +291,9 @@ class Steps:
             note_names(run, *around, self._chains.returned(), self._chains.under_way())
 
     def _sweep(self) -> None:
-        live = [run for run in self._live if not run.is_over()]
-        self._after_backward |= len(live) < len(self._live)
-        self._live = live
-        if self._unwatch is not None and not any(run.looked_at for run in live):
+        before, self._live = self._live, [run for run in self._live if not run.is_over()]
+        self._after_backward |= len(self._live) < len(before)
+        if self._unwatch is not None and not any(run.looked_at for run in self._live):
             self._unwatch()
             self._unwatch = None
             self._watch.end()

@@ -61,7 +61,11 @@ class Beside:
         self.in_loss, self.in_loss_backward = max(self.in_loss, in_loss), max(self.in_loss_backward, in_loss_backward)
         return before != (self.most, self.gradients, self.in_loss, self.in_loss_backward)
 
-    def grow(self, more: int) -> None:
-        """So many bytes are there beside the graph that were not when it was seen."""
-        self.other, self.lasting, self.in_loss = self.other + more, self.lasting + more, self.in_loss + more
+    def grow(self, more: int, *, gradients: bool = False) -> None:
+        """So many bytes are there beside the graph that were not when it was seen, or were not known to be of it."""
+        if gradients:
+            self.gradients += more
+        else:
+            self.other, self.lasting = self.other + more, self.lasting + more
+        self.in_loss += more
         self.in_loss_backward += more if self.in_loss_backward else 0

@@ -20,7 +20,7 @@ from optpass.backend.memory.partition.outcome import SAFE
 from optpass.backend.memory.plans.allot import above, choices_of, least, select
 from optpass.backend.memory.plans.bounds import Bound, Choice, beside, excess, total
 from optpass.backend.memory.seen.leaves import Leaf, Share
-from optpass.backend.memory.seen.parameters import idle_in, lying_gradients, own_of, parameters_of
+from optpass.backend.memory.seen.parameters import idle_in, own_of, parameters_of
 from optpass.backend.memory.seen.runs import Steps
 from optpass.backend.memory.seen.stores import Stores
 from optpass.backend.memory.together import words
@@ -68,16 +68,18 @@ def settle(leaves: Sequence[Leaf]) -> None:
     failed = [leaf for leaf in planned if leaf.partitioner.search is None]  # to compile: its next call tries again
     if unknown or failed or not planned:
         return
-    lying = lying_gradients(parameters_of(planned))
+    parameters = parameters_of(planned)
     for leaf in planned:
         leaf.note_inputs()
-        leaf.note_lying(lying)
+        leaf.note_lying(planned, parameters)
     words.warn_of_kept_graphs(planned)
     step = _seen(planned)
-    words.warn_of_the_optimizer(step)
     _predict_anew(step)
-    if step.ahead > min(leaf.partitioner.budget.bytes for leaf in step.leaves):
+    budget = min(leaf.partitioner.budget.bytes for leaf in step.leaves)
+    if step.ahead > budget:
         raise words.too_much_ahead(step)
+    if step.at_optimizer > budget:
+        raise words.too_much_at_the_optimizer(step)
     worst = excess(step.present, step.bounds)
     again = any(choice.seconds > 0 for choice in step.present)
     used = max((total(step.present, b) / b.limit for b in step.bounds), default=1.0)
