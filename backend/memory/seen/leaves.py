@@ -212,10 +212,12 @@ class Leaf:
         self.left = max(self.left, size)
 
     def note_stepped(self) -> None:
-        """The next step is about to begin: what of that had gone when an optimizer stepped."""
+        """The next step is about to begin: what of that had gone when an optimizer stepped. Where none has, another
+        micro-batch begins, and what the caller holds of the last one is not known."""
         if self.leaving is not None and self.leaving.stepped():
-            self.left_gone, self.leaving = min(self.left, self.leaving.gone()), None
+            self.left_gone = min(self.left, self.leaving.gone())
             self.news |= self.left_gone > 0
+        self.leaving = None
 
     def note_old(self, size: int) -> None:
         """So many bytes of outputs of earlier runs are there in its forward: a loop's variable is, until the next call
