@@ -84,7 +84,7 @@ class Leaf:
         others: bytes of gradients that were there then of parameters not known to be of its step, by identity.
         ran_with: `origin` of all that were known to be of its step then.
         left: bytes of outputs, and of what was made of them, that the caller held then.
-        left_gone: of these, bytes that are gone when an optimizer steps, where that was seen; `leaving` sees it.
+        left_gone: of these, bytes that are gone when an optimizer steps; `leaving` sees it, `left_known` once it has.
         old: bytes of outputs of earlier runs that the caller still holds in its forward, at most.
         ahead: bytes, beside parameters, buffers and optimizer state, while a graph without gradients runs that comes
             before it in the step, such as a teacher.
@@ -129,6 +129,7 @@ class Leaf:
     ran_with: frozenset[object] = frozenset()
     left: int = 0
     left_gone: int = 0
+    left_known: bool = False
     leaving: Leaving | None = None
     old: int = 0
     ahead: int = 0
@@ -178,7 +179,8 @@ class Leaf:
         self.loss, self.seen = leaf.loss, leaf.seen
         self.keeps_outputs, self.kept_outputs = leaf.keeps_outputs, leaf.kept_outputs
         self.since_loss, self.keeps_graph = leaf.since_loss, leaf.keeps_graph
-        self.left, self.left_gone, self.leaving = leaf.left, leaf.left_gone, leaf.leaving
+        self.left, self.left_gone, self.left_known = leaf.left, leaf.left_gone, leaf.left_known
+        self.leaving = leaf.leaving
         self.seen_at, self.beside, self.again, self.stepping = leaf.seen_at, leaf.beside, leaf.again, leaf.stepping
         self.given, self.old, self.ahead, self.lying = leaf.given, leaf.old, leaf.ahead, leaf.lying
 
@@ -208,14 +210,14 @@ class Leaf:
         """The caller holds so many bytes in its backward, in `storages`."""
         trained = first_trained(alive(self.own))
         if size > self.left and trained is not None:
-            self.leaving, self.left_gone = Leaving(storages, trained), 0
+            self.leaving, self.left_gone, self.left_known = Leaving(storages, trained), 0, False
         self.left = max(self.left, size)
 
     def note_stepped(self) -> None:
         """The next step is about to begin: what of that had gone when an optimizer stepped. Where none has, another
         micro-batch begins, and what the caller holds of the last one is not known."""
         if self.leaving is not None and self.leaving.stepped():
-            self.left_gone = min(self.left, self.leaving.gone())
+            self.left_gone, self.left_known = min(self.left, self.leaving.gone()), True
             self.news |= self.left_gone > 0
         self.leaving = None
 

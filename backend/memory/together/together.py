@@ -38,12 +38,14 @@ USED = 0.95
 
 @dataclass
 class Step:
-    """A step as it was seen: its leaves, the bytes always there, all of those while the optimizer steps and while
-    graphs without gradients run ahead of it, the bounds, and the plans in force."""
+    """A step as it was seen: its leaves, the bytes always there, all of those while the optimizer steps, and without
+    outputs of which it was not seen whether they are there then, those while graphs without gradients run ahead of it,
+    the bounds, and the plans in force."""
 
     leaves: list[Leaf]
     always: Ledger
     at_optimizer: int
+    sure_at_optimizer: int
     ahead: int
     optimizer: str
     bounds: list[Bound]
@@ -78,8 +80,9 @@ def settle(leaves: Sequence[Leaf]) -> None:
     budget = min(leaf.partitioner.budget.bytes for leaf in step.leaves)
     if step.ahead > budget:
         raise words.too_much_ahead(step)
-    if step.at_optimizer > budget:
+    if step.sure_at_optimizer > budget:
         raise words.too_much_at_the_optimizer(step)
+    words.warn_of_the_optimizer(step)
     worst = excess(step.present, step.bounds)
     again = any(choice.seconds > 0 for choice in step.present)
     used = max((total(step.present, b) / b.limit for b in step.bounds), default=1.0)
@@ -197,11 +200,12 @@ def _seen(leaves: Sequence[Leaf]) -> Step:
     present = [present_of(leaf) for leaf in leaves]
     inputs = max((leaf.given for leaf in leaves), default=0)
     left = max((leaf.left - leaf.left_gone for leaf in leaves), default=0)
+    sure = max((leaf.left - leaf.left_gone for leaf in leaves if leaf.left_known), default=0)
     compiled = [leaf.stepping + ENGINE_BYTES for leaf in leaves if leaf.stepping is not None]  # and a few numbers
-    at_optimizer = always.total + inputs + left + trained + max(compiled, default=optimizer.stepping)
+    stepping = always.total + inputs + trained + max(compiled, default=optimizer.stepping)
     ran = max((leaf.ahead for leaf in leaves), default=0)
     ahead = always.total + ran + ENGINE_BYTES if ran else 0
-    return Step(leaves, always, at_optimizer, ahead, optimizer.name, bounds, present)
+    return Step(leaves, always, stepping + left, stepping + sure, ahead, optimizer.name, bounds, present)
 
 
 def _choices(step: Step, *, brief: bool = False) -> list[list[Choice]]:

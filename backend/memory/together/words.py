@@ -66,14 +66,27 @@ def warn_of_kept_graphs(leaves: Sequence[Leaf]) -> None:
             store.current().warn(text)
 
 
+def warn_of_the_optimizer(step: Step) -> None:
+    """Say that the step of the optimizer may need more than the budget, which no plan of a graph changes."""
+    budget = min(leaf.partitioner.budget.bytes for leaf in step.leaves)
+    if step.at_optimizer > budget:
+        text = (
+            f"memory budget: while {step.optimizer} steps, up to {format_bytes(step.at_optimizer)} are there, more "
+            f"than the budget of {format_bytes(budget)}; let go of outputs before, or use an optimizer that needs less"
+        )
+        log.warning("%s", text)
+        store.current().warn(text)
+
+
 def too_much_at_the_optimizer(step: Step) -> BudgetInfeasibleError:
-    """The step of the optimizer needs more than the budget, which no plan of a graph changes."""
+    """The step of the optimizer needs more than the budget."""
     least = min((leaf.partitioner.budget for leaf in step.leaves), key=lambda budget: budget.bytes)
     text = (
-        f"{least.where}: while {step.optimizer} steps, {step.at_optimizer} bytes ({format_bytes(step.at_optimizer)}) "
-        f"are there, budget {least.bytes} bytes. Let go of outputs before, or use an optimizer that needs less."
+        f"{least.where}: while {step.optimizer} steps, {step.sure_at_optimizer} bytes "
+        f"({format_bytes(step.sure_at_optimizer)}) are there, budget {least.bytes} bytes. Let go of outputs before, or "
+        "use an optimizer that needs less."
     )
-    return BudgetInfeasibleError(text, floor_bytes=step.at_optimizer, budget_bytes=least.bytes)
+    return BudgetInfeasibleError(text, floor_bytes=step.sure_at_optimizer, budget_bytes=least.bytes)
 
 
 def too_much_ahead(step: Step) -> BudgetInfeasibleError:

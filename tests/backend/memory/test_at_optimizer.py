@@ -106,17 +106,18 @@ def let_go(call, model, given):
 
 
 def in_parts(call, model, given):
-    """Of several micro-batches the caller holds the outputs of the last while the optimizer steps."""
+    """Of several micro-batches the caller holds the outputs of the last, and what it has made of them."""
     compiled = call(model)
 
     def step(optimizer):
         for _ in range(4):
             out = compiled(given)
-            loss = out.sigmoid().square().mean()
+            chance = out.sigmoid()
+            loss = chance.square().mean()
             loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        return loss, out
+        return loss, out, chance
 
     return step
 
@@ -183,3 +184,11 @@ def test_where_the_optimizer_needs_more_than_was_known_the_next_step_is_refused(
     with pytest.raises(BudgetInfeasibleError, match=r"while adamw steps.*Let go of outputs") as caught:
         measured(made, "AdamW", peak - 500, 3)
     assert 0 <= caught.value.floor_bytes - peak <= 128
+
+
+def test_where_that_was_not_seen_a_warning_says_so():
+    """The last of several micro-batches is not looked at, nor what is held of it."""
+    peak, _ = measured(in_parts, "AdamW", 10**10, 2)
+    measured(in_parts, "AdamW", peak - 500, 3)
+    (warned,) = {text for text in optpass.report().warnings if "while adamw steps" in text}
+    assert "let go of outputs" in warned
