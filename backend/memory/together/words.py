@@ -79,25 +79,24 @@ def warn_of_the_optimizer(step: Step) -> None:
 
 
 def too_much_at_the_optimizer(step: Step) -> BudgetInfeasibleError:
-    """The step of the optimizer needs more than the budget."""
-    least = min((leaf.partitioner.budget for leaf in step.leaves), key=lambda budget: budget.bytes)
-    text = (
-        f"{least.where}: while {step.optimizer} steps, {step.sure_at_optimizer} bytes "
-        f"({format_bytes(step.sure_at_optimizer)}) are there, budget {least.bytes} bytes. Let go of outputs before, or "
-        "use an optimizer that needs less."
-    )
-    return BudgetInfeasibleError(text, floor_bytes=step.sure_at_optimizer, budget_bytes=least.bytes)
+    """The step of the optimizer needs more than the budget, which no plan of a graph changes."""
+    advice = "Let go of outputs before, or use an optimizer that needs less."
+    return _needs(step, f"while {step.optimizer} steps, this step", step.sure_at_optimizer, advice)
 
 
 def too_much_ahead(step: Step) -> BudgetInfeasibleError:
     """A graph without gradients that runs for the step needs more than the budget, which no plan of it changes."""
+    what = "a graph that runs without gradients for this step, ahead of its forward,"
+    return _needs(step, what, step.ahead, "Run it on parts of the batch, or use a smaller micro-batch.")
+
+
+def _needs(step: Step, what: str, needed: int, advice: str) -> BudgetInfeasibleError:
     least = min((leaf.partitioner.budget for leaf in step.leaves), key=lambda budget: budget.bytes)
     text = (
-        f"{least.where}: a graph that runs without gradients for this step, ahead of its forward, needs {step.ahead} "
-        f"bytes ({format_bytes(step.ahead)}) with what is there beside it, budget {least.bytes} bytes. Run it on parts "
-        "of the batch, or use a smaller micro-batch."
+        f"{least.where}: {what} needs {needed} bytes ({format_bytes(needed)}) with what is there beside it, budget "
+        f"{least.bytes} bytes. {advice}"
     )
-    return BudgetInfeasibleError(text, floor_bytes=step.ahead, budget_bytes=least.bytes)
+    return BudgetInfeasibleError(text, floor_bytes=needed, budget_bytes=least.bytes)
 
 
 def infeasible(step: Step, chosen: Sequence[Choice], over: int) -> BudgetInfeasibleError:
