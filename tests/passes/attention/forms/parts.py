@@ -51,10 +51,13 @@ def the_mean_of_a_causal_and_a_full_map(q: Tensor, k: Tensor, v: Tensor, q2: Ten
 
 @form(_two, sites=2, mask="causal")
 def causal_maps_that_nearly_cancel(q: Tensor, k: Tensor, v: Tensor, q2: Tensor, k2: Tensor) -> Tensor:
-    """A part in 32 is left of the first row, results and gradients: what is rounded before shows."""
+    """A part in 16 is left of the first row, results and gradients: what is rounded before shows.
+
+    No less: a kernel's float32 gradients of a row of one key, exactly zero in eager, are of the size of its rounding.
+    """
     hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1)
     near, far = ((a @ b.mT * 0.25).masked_fill(hidden, INF).softmax(-1) for a, b in ((q, k), (q2, k2)))
-    return ((near - 0.96875 * far) @ v)[:, :, :1] * 32
+    return ((near - 0.9375 * far) @ v)[:, :, :1] * 16
 
 
 @form()
