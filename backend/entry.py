@@ -14,6 +14,7 @@ from torch import fx
 from optpass.backend import compat, exit_report, inner
 from optpass.backend.audit.standing import STANDING
 from optpass.backend.bound_sizes import take_sizes_from_tensors
+from optpass.backend.compat.data_parallel import unsplit
 from optpass.backend.content_guard import Guarded
 from optpass.backend.contents import Contents
 from optpass.backend.device import fingerprint, spec_for
@@ -26,6 +27,7 @@ from optpass.backend.memory.seen.ungraded import needs_of
 from optpass.backend.memory.step import StepTensors
 from optpass.backend.memory.together.together import STEPS
 from optpass.backend.memory.uncompiled import UNCOMPILED
+from optpass.backend.parts import Around, Part, is_awaited
 from optpass.backend.retrace import retraceable
 from optpass.backend.session import SESSIONS, Session, Timed
 from optpass.errors import BudgetInfeasibleError, OptPassError
@@ -60,7 +62,10 @@ def optpass(
         ConfigError: an option is unknown, of the wrong type or impossible.
         PassError: a pass failed and `strict` is set.
     """
-    return _compile(gm, example_inputs, resolve(options), mode)
+    resolved = resolve(options)
+    if is_awaited(gm, resolved):
+        return Part(gm, lambda part, name: _compile_again(part.original, name, resolved, mode, part=part))
+    return _compile(gm, example_inputs, resolved, mode)
 
 
 def _compile(
@@ -73,6 +78,7 @@ def _compile(
     case: Case | None = None,
     trial: bool = False,
     undone: Sequence[PassRecord] = (),
+    around_call: Callable[[], Around] = attach.around_call,
 ) -> Callable[..., Any]:
     """Compile one graph.
 
@@ -81,15 +87,17 @@ def _compile(
         case: what a memory budget is for; default: what is the case now.
         trial: compiled to see what its smallest peak is, by a budget that nothing fits; nothing of it is reported.
         undone: passes whose graph could not be compiled; they are not selected here.
+        around_call: finds what is around the call that is compiled.
     """
     start = time.perf_counter()
     ignored = inner.check(resolved, mode)
     passes = selected(resolved)
     spec = spec_for(resolved, example_inputs)
     serving, problem = inner.serving(resolved, example_inputs)
-    call, around, modules = attach.around_call() if resolved.budget is not None else ([], [], [])
+    call, around, modules = around_call() if resolved.budget is not None else ([], [], [])
     modules = modules if case is None else case.called()
-    tensors = StepTensors.of(gm, example_inputs, call, around, modules)
+    planned = resolved.budget is not None
+    tensors = StepTensors.of(gm, example_inputs, call, around, modules) if planned else StepTensors((), (), ())
     dynamic = Growth.of(gm, example_inputs)
     case = Planned.first_case(tensors, example_inputs, modules) if case is None else case
     del call, around, modules
@@ -215,12 +223,17 @@ def _compile_again(
     resolved: Options,
     mode: str | None,
     case: Case | None = None,
+    part: Part | None = None,
 ) -> Callable[..., Any]:
-    """The graph that `original` makes, compiled by Dynamo anew when it is called, with guards of its own."""
+    """The graph that `original` makes, compiled by Dynamo anew when it is called, with guards of its own; `part`: it is
+    one that was not compiled before."""
     module, kept = take_sizes_from_tensors(retraceable(original()))
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **_unused: Any) -> Callable[..., Any]:
-        return _compile(gm, example_inputs, resolved, mode, look=False, case=case)
+        if part is None:
+            return _compile(gm, example_inputs, resolved, mode, look=False, case=case)
+        part.tell(gm, module.graph.find_nodes(op="placeholder"))
+        return _compile(gm, example_inputs, resolved, mode, around_call=part.around)
 
     def run(*args: Any) -> Any:  # Dynamo leaves the `forward` of a graph module alone, unless something calls it
         return module(*args)
@@ -228,7 +241,12 @@ def _compile_again(
     # Dynamo counts recompiles by code, and gives up after some: each graph has its own.
     run.__code__ = run.__code__.replace(co_name=name)
     compiled = torch.compile(run, backend=backend)
-    return lambda *args: compiled(*[args[i] for i in kept])
+
+    def call(*args: Any) -> Any:
+        with unsplit():
+            return compiled(*[args[i] for i in kept])
+
+    return call
 
 
 def _reset() -> None:

@@ -66,6 +66,7 @@ class FrameEvent:
     Attributes:
         code: what was compiled: the user's function, or one that Dynamo made to go on behind a break.
         origin: the user's function, also behind a break.
+        wraps: what it hands its call on to, where it is the forward of a DistributedDataParallel.
         backend: name of the backend that it is compiled with.
         options: what the user gave that backend.
         resumes: code objects that Dynamo made in it, to go on behind the break that ended it.
@@ -91,3 +92,4 @@ class FrameEvent:
     ops: int | None = None
     guard_us: float | None = None
     left: bool = False
+    wraps: types.CodeType | None = None

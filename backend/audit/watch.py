@@ -18,6 +18,7 @@ from optpass.backend.audit.fallback import TraceReader
 from optpass.backend.audit.locations import code_of
 from optpass.backend.audit.observe import OBSERVER
 from optpass.backend.compat import audit as dynamo
+from optpass.backend.compat.data_parallel import handed_on_by
 from optpass.backend.compat.hooks import Args, HookPoint, Kwargs, Watcher
 
 
@@ -55,8 +56,9 @@ class _Frames:
         origin = code_of(inside) if inside is not None else None
         origin = origin or dynamo.resumed_from(code) or code
         event = FrameEvent(
-            code, origin, dynamo.is_resume(code), dynamo.backend_name(args[0]), dynamo.backend_options(args[0])
-        )
+            code, origin, dynamo.is_resume(code), dynamo.backend_name(args[0]), dynamo.backend_options(args[0]),
+            wraps=handed_on_by(inside),
+        )  # fmt: skip
         local.frames.append(event)
         self.watch.calls.local.started += 1
         OBSERVER.rest()

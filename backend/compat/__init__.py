@@ -32,6 +32,7 @@ from optpass.backend.compat.dynamo import lookup_backend as lookup_backend
 from optpass.backend.compat.dynamo import modules_of_call as modules_of_call
 from optpass.backend.compat.dynamo import needs_values as needs_values
 from optpass.backend.compat.dynamo import quiet_dynamo as quiet_dynamo
+from optpass.backend.compat.dynamo import real_tensors as real_tensors
 from optpass.backend.compat.dynamo import reset_dynamo as reset_dynamo
 from optpass.backend.compat.dynamo import tensors_of_call as tensors_of_call
 from optpass.backend.compat.dynamo import trace_artifact as trace_artifact
@@ -64,6 +65,8 @@ from optpass.backend.compat.schedule import symbol_hint as symbol_hint
 from optpass.backend.compat.sources import KNOWS_MODULES as KNOWS_MODULES
 from optpass.backend.compat.sources import is_wrapped as is_wrapped
 from optpass.backend.compat.sources import module_attribute as module_attribute
+from optpass.backend.compat.sources import plain_tensors as plain_tensors
+from optpass.backend.compat.sources import say_module_attributes as say_module_attributes
 from optpass.backend.compat.sources import unwrapped as unwrapped
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -71,7 +72,14 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _traced_frame() -> Any:
+def real_tensors() -> AbstractContextManager[Any]:
+    """Real tensors can be read inside, amid a compile, too."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
+def traced_frame() -> Any:
     """The frame of the user's that Dynamo compiles; None where it compiles none."""
     from torch._dynamo import symbolic_convert
 
@@ -82,7 +90,7 @@ def _traced_frame() -> Any:
 def modules_of_call() -> list[nn.Module]:
     """Modules in the variables of the function that Dynamo compiles, its own first of all, and in the globals that it
     reads."""
-    root = _traced_frame()
+    root = traced_frame()
     code, variables = getattr(root, "f_code", None), getattr(root, "f_locals", None)
     if code is None or not isinstance(variables, dict):
         return []
@@ -94,7 +102,7 @@ def modules_of_call() -> list[nn.Module]:
 def tensors_of_call() -> list[torch.Tensor]:
     """Tensors that the call was given which Dynamo compiles, read by its graph or not, in containers too. None where it
     is not called by the user: behind a graph break, and without Dynamo."""
-    root = _traced_frame()
+    root = traced_frame()
     code, variables = getattr(root, "f_code", None), getattr(root, "f_locals", None)
     if code is None or not isinstance(variables, dict) or code.co_name.startswith("torch_dynamo_resume_in"):
         return []

@@ -10,7 +10,8 @@ import torch
 from torch import fx
 
 from optpass.errors import BudgetInfeasibleError
-from optpass.passes.memory.purity import draws
+from optpass.passes.memory.emit import RECOMPUTED
+from optpass.passes.memory.purity import draws, is_collective
 from optpass.passes.memory.tangents import behind_tangents
 
 #: Where torch puts a node whatever the partitioner decides.
@@ -65,15 +66,18 @@ def must_recompute(node: fx.Node) -> bool:
     return node.meta.get("recompute") in (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
-def _draw_in_forward(joint: fx.GraphModule) -> None:
-    """Mark what the forward draws from a random generator as no part of the backward. In place.
+def _run_once(joint: fx.GraphModule) -> None:
+    """Mark what the forward draws from a random generator, and what it sends to other processes and waits for, as no
+    part of the backward. In place.
 
-    With Inductor's `fallback_random` such an operator is no dead code though nobody reads it. The extracted backward
-    would draw again whatever it can: the generator ends in another state, and what is drawn from is computed for that.
+    To wait is no dead code though nobody reads the result, nor, with Inductor's `fallback_random`, is to draw. The
+    extracted backward would do again whatever of it can be done: the generator ends in another state, processes
+    exchange what nobody needs, and what is drawn from or sent is computed for that.
     """
     late = behind_tangents(joint.graph.nodes)
     for node in joint.graph.nodes:
-        if node not in late and node.meta.get("partitioner_tag") not in _PLACED and draws(node):
+        placed = node in late or node.meta.get("partitioner_tag") in _PLACED or node.meta.get(RECOMPUTED)
+        if not placed and (draws(node) or is_collective(node)):
             node.meta["partitioner_tag"] = "must_be_in_forward"
 
 
@@ -95,7 +99,7 @@ def extract(
     from torch._functorch import partitioners
     from torch.fx.experimental.proxy_tensor import is_sym_node
 
-    _draw_in_forward(joint)
+    _run_once(joint)
     info = partitioners.classify_nodes(joint, list(static_lifetime_input_indices), num_fwd_outputs)
     is_opaque = getattr(partitioners, "is_opaque_node", lambda node: False)
     only_asserted = getattr(partitioners, "_is_assert_only_symbool", lambda node: False)

@@ -64,14 +64,17 @@ def partitioner_of(
     partitioner = BudgetPartitioner(budget, device, "inductor" if inner == "inductor" else "graph")
     partitioner.relief, partitioner.offloads = relief, options.offload == "auto"
     partitioner.follows = more
-    if share is None:
+    if share is None and not getattr(reason, "all_train", False):
 
         def if_nothing_else_trains(ungraded: Collection[int]) -> Budget:
             fewer = any(i in ungraded and p.requires_grad for i, p in tensors.parameters)
-            found = budget_of(
-                options, device, tensors, more_follow=more, gradients=gradients, expected=expected, ungraded=ungraded,
-                alone=True,
-            ) if fewer or (more and tensors.idle) else None  # fmt: skip
+            if not (fewer or (more and tensors.idle)):
+                return partitioner.budget
+            with compat.real_tensors():
+                found = budget_of(
+                    options, device, tensors, more_follow=more, gradients=gradients, expected=expected,
+                    ungraded=ungraded, alone=True,
+                )  # fmt: skip
             return found or partitioner.budget
 
         partitioner.if_nothing_else_trains = if_nothing_else_trains

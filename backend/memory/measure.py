@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from optpass.backend.compat import plain_tensors
 from optpass.backend.compat.memory_elsewhere import allocations_elsewhere, profiling
 
 
@@ -188,18 +189,10 @@ def storage_bytes(values: Iterable[Any], device: torch.device | None = None, see
     for value in torch.utils._pytree.tree_leaves(list(values)):
         if not isinstance(value, torch.Tensor) or (device is not None and value.device.type != device.type):
             continue
-        for part in _plain_tensors(value):
+        for part in plain_tensors(value):
             storage = part.untyped_storage()
             key = storage.data_ptr() or storage._cdata  # fake tensors have no address
             if key not in seen:
                 seen.add(key)
                 total += storage.nbytes()
     return total
-
-
-def _plain_tensors(value: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that hold the bytes of `value`: itself, or the parts of a wrapper subclass."""
-    if not hasattr(value, "__tensor_flatten__"):
-        return [value]
-    names, _ = value.__tensor_flatten__()
-    return [part for name in names for part in _plain_tensors(getattr(value, name))]

@@ -15,6 +15,7 @@ import torch
 from torch import fx, nn
 
 from optpass.backend import compat
+from optpass.backend.compat.data_parallel import bucket_bytes
 from optpass.backend.compat.memory_autograd import is_checkpointed
 from optpass.backend.compat.memory_calls import calls_to_come, holds_result
 from optpass.backend.memory.around_gpu import beside
@@ -229,10 +230,10 @@ def budget_of(
 def _beside(
     device: Callable[[], DeviceSpec], tensors: StepTensors, everything: Sequence[torch.Tensor], optimizer: Optimizing
 ) -> int:
-    """What is allocated on a GPU beside all tensors of the step."""
+    """What is allocated beside all tensors of the step: on a GPU its allocator knows."""
     held = [*everything, *tensors.buffers, *tensors.inputs]
     if all(t.device.type != "cuda" for t in held):
-        return 0
+        return bucket_bytes()
     multiplies = any(t.dim() > 1 for t in everything)
     return beside(device(), held, multiplies, again=optimizer.state / max(1, storage_bytes(everything)))
 

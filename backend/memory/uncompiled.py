@@ -27,7 +27,9 @@ class Uncompiled:
         """A frame was compiled, or Dynamo gave up on it."""
         code = event.origin
         # Dynamo goes on behind a break, but not in code of torch's: of a `Sequential` the rest runs in eager.
-        broken = code is not None and bool(event.breaks) and is_torch(code)
+        # Nor need it: a DistributedDataParallel hands its call on to a module whose forward is compiled by itself.
+        goes_on = event.wraps is not None and not is_torch(event.wraps)
+        broken = code is not None and bool(event.breaks) and is_torch(code) and not goes_on
         if code is None or event.backend != BACKEND or not (event.left or broken):
             return
         if not is_entry() or not _has_budget(event):

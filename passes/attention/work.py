@@ -20,7 +20,7 @@ from optpass.passes.attention import filing, words
 from optpass.passes.attention.choice import BLOCKS, Chooser
 from optpass.passes.attention.find.core import Found, find
 from optpass.passes.attention.find.elements import multiply_matrices
-from optpass.passes.attention.find.unseen import under_transforms
+from optpass.passes.attention.find.unseen import not_looked_into
 from optpass.passes.attention.masks import MaskFacts, Prover
 from optpass.passes.attention.plans.plan import Plan, plan
 from optpass.passes.attention.program.ir import Value
@@ -98,8 +98,7 @@ class GraphWork:
                 self._one(candidate)
             except Blocked as blocked:
                 self._decline(candidate, blocked)
-        for node in under_transforms(self.gm.graph):
-            reason = "it is differentiated by a transform of torch.func inside the graph, which is not looked into"
+        for node, reason in not_looked_into(self.gm.graph):
             self._file_declined(node, node, reason)
         if self.done:
             free_of_scores(self.program, self.gm.graph, self.done, self.live, self._writer)

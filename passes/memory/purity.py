@@ -7,6 +7,8 @@ from torch import fx
 
 #: Namespaces whose functional operators are known to be pure.
 _PURE = frozenset({"aten", "prims"})
+#: Namespaces of operators that processes run together.
+_COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional"})
 #: And of operators that run others: `run_with_rng_state` is of `redraw`, which knows what it runs.
 _PURE_HIGHER = frozenset({"flex_attention", "run_with_rng_state"})
 #: Inductor draws random numbers from a seed that it is given: pure, though the names say random.
@@ -29,6 +31,8 @@ def why_not_recomputed(node: fx.Node) -> str:
         return "draws random numbers"
     if target._schema.is_mutable:
         return "writes in place"
+    if is_collective(node):
+        return f"all processes take part in it ({name})"
     if target.namespace not in _PURE:
         return f"a custom operator ({name}) may have effects"
     if torch.Tag.data_dependent_output in target.tags:
@@ -55,6 +59,11 @@ def draws(node: fx.Node) -> bool:
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False
     return target._schema.name not in _SEEDED and not _never_drops(node, target)
+
+
+def is_collective(node: fx.Node) -> bool:
+    """Whether `node` exchanges something with other processes, or waits for that."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _COLLECTIVES
 
 
 def _never_drops(node: fx.Node, target: torch._ops.OpOverload) -> bool:

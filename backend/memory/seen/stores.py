@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from optpass.backend.compat import plain_tensors
+
 
 class Stores:
     """Weak references to the storages behind tensors, each once."""
@@ -102,7 +104,4 @@ class Stores:
 
 
 def _plain(tensor: torch.Tensor) -> list[torch.Tensor]:
-    if not hasattr(tensor, "__tensor_flatten__"):
-        return [tensor] if tensor.layout == torch.strided else []
-    names, _ = tensor.__tensor_flatten__()
-    return [part for name in names for part in _plain(getattr(tensor, name))]
+    return [part for part in plain_tensors(tensor) if part.layout == torch.strided]

@@ -14,6 +14,7 @@ from torch import fx
 from optpass.passes.attention.axes import is_one
 from optpass.passes.attention.find import softmaxes
 from optpass.passes.attention.find.operands import FLOATS, PRODUCTS
+from optpass.passes.attention.program import nodes
 from optpass.passes.attention.program.ir import Program, Value, arg
 from optpass.passes.attention.program.nodes import ACTIVATIONS
 
@@ -32,6 +33,11 @@ _OTHER = frozenset("linear layer_norm rms_norm group_norm batch_norm cross_entro
 #: Where a transform of `torch.func` that differentiates begins and ends.
 _ENTERS = frozenset({"_grad_increment_nesting", "_jvp_increment_nesting"})
 _LEAVES = frozenset({"_grad_decrement_nesting", "_jvp_decrement_nesting"})
+_TRANSFORMED = "it is differentiated by a transform of torch.func inside the graph, which is not looked into"
+_WRAPPED = (
+    "its tensors stand for others (a DTensor for its shards), which is not looked into; attention on what each process "
+    "holds itself, as behind `to_local()`, is"
+)
 _LAYOUT = frozenset("t transpose permute view _unsafe_view reshape expand unsqueeze squeeze alias detach".split())
 
 
@@ -156,19 +162,20 @@ def _of_truths(value: Value) -> bool:
     return False
 
 
-def under_transforms(graph: fx.Graph) -> Iterator[fx.Node]:
-    """Products with v inside of `torch.func.grad` and its kin, which are not looked into: the nodes that make them."""
+def not_looked_into(graph: fx.Graph) -> Iterator[tuple[fx.Node, str]]:
+    """Products with v inside of `torch.func.grad` and its kin, and of tensors that stand for others: the nodes that make
+    them, each with the reason."""
     inside, scores, weights = 0, set[fx.Node](), set[fx.Node]()
     for node in graph.nodes:
         name = str(getattr(node.target, "__name__", node.target)) if node.op.startswith("call") else ""
         inside += name in _ENTERS
         inside -= name in _LEAVES
         sources = set(node.all_input_nodes)
-        if not inside or not name or name in _ENDS or name in _OTHER:
+        if not name or name in _ENDS or name in _OTHER or not (inside or nodes.is_wrapped(node)):
             continue
         if name in _MULTIPLY:
             if sources & weights:
-                yield node
+                yield node, _TRANSFORMED if inside else _WRAPPED
             elif len(sources) > 1:
                 scores.add(node)
         elif sources & weights or (sources & scores and "softmax" in name):
@@ -196,6 +203,6 @@ def sources_of(program: Program, value: Value) -> list[Value]:
     """What a value is computed from; of an opaque one, what its node is given."""
     if value.leaf != "opaque" or value.node is None:
         return list(value.inputs())
-    nodes = {value.node, *program.writes.get(value.storage, ())}
-    given = (program.of_node.get(source) for node in nodes for source in node.all_input_nodes)
+    writers = {value.node, *program.writes.get(value.storage, ())}
+    given = (program.of_node.get(source) for node in writers for source in node.all_input_nodes)
     return [v for v in given if isinstance(v, Value)]

@@ -91,7 +91,7 @@ class _Lowering:
             self.program.closed.add(node)
         if method in nodes.VIEWS | nodes.RESIZES:
             return self._shape(node, method)
-        if closed or node.op == "call_module" or higher or method in nodes.RESHAPING:
+        if closed or node.op == "call_module" or higher or method in nodes.RESHAPING or nodes.is_wrapped(node):
             return self._closed(node)
         try:
             args, kwargs = self._materialise((node.args, node.kwargs))

@@ -77,6 +77,12 @@ def is_symbolic(node: fx.Node) -> bool:
     )
 
 
+def is_wrapped(node: fx.Node) -> bool:
+    """Whether a node is given or returns a tensor that stands for others, as a DTensor does for its shards."""
+    values = (n.meta.get("example_value") for n in (node, *node.all_input_nodes))
+    return any(isinstance(v, torch.Tensor) and hasattr(v, "__tensor_flatten__") for v in tree_leaves(list(values)))
+
+
 def run(node: fx.Node, args: Any, kwargs: Any) -> Any:
     """What a call of a function or method gives for these arguments."""
     if node.op == "call_method":
