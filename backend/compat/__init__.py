@@ -65,7 +65,6 @@ from optpass.backend.compat.schedule import symbol_hint as symbol_hint
 from optpass.backend.compat.sources import KNOWS_MODULES as KNOWS_MODULES
 from optpass.backend.compat.sources import is_wrapped as is_wrapped
 from optpass.backend.compat.sources import module_attribute as module_attribute
-from optpass.backend.compat.sources import plain_tensors as plain_tensors
 from optpass.backend.compat.sources import say_module_attributes as say_module_attributes
 from optpass.backend.compat.sources import unwrapped as unwrapped
 

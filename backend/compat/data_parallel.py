@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import sys
 import types
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -41,7 +44,40 @@ def bucket_bytes() -> int:
     running = _running()
     ignored = getattr(running, "parameters_to_ignore", ())
     named = running.module.named_parameters() if running is not None else ()
-    return sum(p.nbytes for name, p in named if p.requires_grad and name not in ignored)
+    return sum(int(p.nbytes) for name, p in named if p.requires_grad and name not in ignored)
+
+
+def shards_behind(gathered: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor], int]:
+    """Where `fully_shard` has `gathered` parameters: the shards of all parameters of that model, and the bytes that
+    gathering takes beside them. That is what stays gathered of other modules, and of the largest three times: gathered
+    ahead, on its way there, and on the way back as gradients."""
+    wanted = {id(p) for p in gathered}
+    shared = sys.modules.get("torch.distributed._composable_state")  # nobody has imported it: nothing is sharded
+    states = [reference() for reference in getattr(shared, "_module_state_mapping", {}).values()]
+    found = [(getattr(state, "_state_ctx", None), group) for state in states for group in _groups(state)]
+    contexts = {id(context) for context, group in found if wanted & {id(p) for p in _gathered(group)}}
+    groups = [group for context, group in found if id(context) in contexts]
+    sizes = [sum(_gathered_bytes(part) for part in group.fsdp_params) for group in groups]
+    kept = [
+        size for size, group in zip(sizes, groups, strict=True) if not getattr(group, "_reshard_after_forward", True)
+    ]
+    shards = [part.sharded_param for group in groups for part in group.fsdp_params]
+    return shards, sum(kept) + 3 * max(sizes, default=0)
+
+
+def _groups(state: Any) -> list[Any]:
+    several = getattr(state, "_fsdp_param_groups", None)
+    one = getattr(state, "_fsdp_param_group", None) if several is None else None
+    return list(several or ([] if one is None else [one]))
+
+
+def _gathered(group: Any) -> list[Any]:
+    return [getattr(part, "_unsharded_param", None) for part in group.fsdp_params]
+
+
+def _gathered_bytes(part: Any) -> int:
+    dtype = getattr(part, "param_dtype", None) or getattr(part, "orig_dtype", None) or part.sharded_param.dtype
+    return int(math.prod(part._orig_size)) * int(dtype.itemsize)
 
 
 def handed_on_by(function: Any) -> types.CodeType | None:

@@ -66,12 +66,3 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     while is_wrapped(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
-
-
-def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that hold the bytes of `tensor`: itself, or the parts of a wrapper subclass, as a DTensor is."""
-    if not hasattr(tensor, "__tensor_flatten__"):
-        return [tensor]
-    names, _ = tensor.__tensor_flatten__()
-    parts = [getattr(tensor, name) for name in names]  # a mesh of devices is one, too
-    return [plain for part in parts if isinstance(part, torch.Tensor) for plain in plain_tensors(part)]

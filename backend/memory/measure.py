@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from optpass.backend.compat import plain_tensors
 from optpass.backend.compat.memory_elsewhere import allocations_elsewhere, profiling
+from optpass.passes.memory.wrappers import plain_tensors
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,7 @@ class Planned:
             self._leaf.succeed(case.before)
         elif case.like is not None and case.shapes is None:
             self._leaf.learn(case.like)
+        self._leaf.know(tensors.shards)
         STEPS.traced()
         self._leaf.inputs.update(tensors.unread)
         self._leaf.buffers.update(tensors.unread_of_modules)

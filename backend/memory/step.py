@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from optpass.backend import compat
-from optpass.backend.compat.data_parallel import bucket_bytes
+from optpass.backend.compat.data_parallel import bucket_bytes, shards_behind
 from optpass.backend.compat.memory_autograd import is_checkpointed
 from optpass.backend.compat.memory_calls import calls_to_come, holds_result
 from optpass.backend.memory.around_gpu import beside
@@ -26,7 +25,7 @@ from optpass.backend.memory.elsewhere import frozen_models, said_of
 from optpass.backend.memory.idle import idle_of, unread_of
 from optpass.backend.memory.measure import storage_bytes
 from optpass.backend.memory.optimizing import Optimizing
-from optpass.backend.memory.replay.graph_values import ints
+from optpass.backend.memory.replay.graph_values import ints, output_sizes
 from optpass.backend.memory.seen.apart import STARTED
 from optpass.backend.memory.seen.expected import NOTHING_KNOWN, Expected
 from optpass.backend.memory.seen.leaves import Share
@@ -54,6 +53,7 @@ class StepTensors:
         around: elements and bytes of other tensors that the caller holds, of those with as many as an output.
         held: what the function that calls the graph holds beside them, and beside an index for each row of an output.
         idle: parameters of modules that it reads others of, which have no gradient and which it does not read.
+        shards, gathering: as `shards_behind` its parameters.
         module_tensors: positions of those buffers that are inputs of the graph.
         elsewhere: frozen models that are there beside it, weakly.
         again: a checkpoint runs the graph again in the backward.
@@ -76,6 +76,8 @@ class StepTensors:
     positions: tuple[int, ...] = ()
     held_by_caller: bool | None = True
     idle: tuple[torch.Tensor, ...] = ()
+    shards: tuple[torch.Tensor, ...] = ()
+    gathering: int = 0
 
     @classmethod
     def of(
@@ -113,7 +115,7 @@ class StepTensors:
         read = Stores([*(p for _, p in parameters), *buffers, *inputs])
         read.update(STEPS.lent())  # counted as that
         plain = [t for t in around if not t.requires_grad and type(t) is torch.Tensor and t.layout == torch.strided]
-        wanted, rows = _output_sizes(gm)
+        wanted, rows = output_sizes(gm)
         others = {(t.numel(), t.nbytes) for t in plain if t.numel() in wanted and not read.has(t.untyped_storage())}
         own = [p for _, p in parameters]
         training = torch.is_grad_enabled() and not is_checkpointed()
@@ -121,12 +123,13 @@ class StepTensors:
         elsewhere.drop(STEPS.lent())
         mine = held_in_call((t.device for t in (*own, *inputs)), own)
         mine = [t for t in mine if t.numel() not in wanted and not (t.dtype == torch.long and t.numel() in rows)]
+        shards, gathering = shards_behind(own)
         return cls(
             tuple(parameters), tuple(buffers), tuple(inputs), tuple(lent), Stores(unread), tuple(sorted(others)),
             tuple(t for t in mine if t.layout == torch.strided and not read.has(t.untyped_storage())),
             calls_to_come() if training else 0, Stores(still), elsewhere, is_checkpointed(), tuple(positions),
             holds_result() if torch.is_grad_enabled() else True,
-            tuple(t for t in beside if t.requires_grad and t.grad is None),
+            tuple(t for t in beside if t.requires_grad and t.grad is None), tuple(shards), gathering,
         )  # fmt: skip
 
     @property
@@ -172,9 +175,10 @@ def budget_of(
     saved, leaves = held_upstream(tensors.inputs)
     alone = not more_follow if alone is None else alone
     idle = [] if not alone else idle_of(tensors.idle, tensors.parameters, ungraded, [*before, *leaves])
-    optimizer = Optimizing.of(options, [*(p for _, p in tensors.parameters), *before], idle)
+    stepped = tensors.shards or [*(p for _, p in tensors.parameters), *before]
+    optimizer = Optimizing.of(options, stepped, idle)
     everything = _distinct(
-        [*(p for _, p in tensors.parameters), *before, *optimizer.parameters, *leaves, *tensors.idle]
+        [*(p for _, p in tensors.parameters), *before, *optimizer.parameters, *leaves, *tensors.idle, *tensors.shards]
     )
     counted, apart_from = {id(p) for p in everything}, {id(p) for p in (*optimizer.copies, *idle)}
     trained = [p for p in everything if p.requires_grad and id(p) not in apart_from]
@@ -198,7 +202,7 @@ def budget_of(
         buffers=storage_bytes(t for t in tensors.buffers if id(t) not in counted) + lying.bytes(),
         inputs=inputs + max(expected.beside, _bytes_of_held(tensors, known, saved, gradients)),
         activations=outside + eager - inputs,
-        temporaries=_beside(device, tensors, everything, optimizer),
+        temporaries=tensors.gathering + _beside(device, tensors, everything, optimizer),
     )
     throughout = statics.total - statics.gradients - statics.activations
     at_optimizer = throughout + size + optimizer.stepping
@@ -279,14 +283,6 @@ def _bytes_of_held(tensors: StepTensors, known: Collection[int], saved: Iterable
     held.update(lent)
     held.drop(Stores([*gradients, *tensors.inputs, *tensors.buffers, *saved]))
     return sum(size for key, size in held.alive().items() if key not in known)
-
-
-def _output_sizes(gm: fx.GraphModule) -> tuple[set[int], set[int]]:
-    """Elements of each output, and rows."""
-    (output,) = gm.graph.find_nodes(op="output")
-    values = [node.meta.get("example_value") for node in output.all_input_nodes]
-    shapes = [ints(value.shape) for value in values if isinstance(value, torch.Tensor)]
-    return {prod(shape) for shape in shapes}, {prod(shape[:-1]) for shape in shapes}
 
 
 def _distinct(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -204,6 +204,56 @@ def test_two_ranks_have_one_plan(python: Callable[..., Any]) -> None:
     assert weights == same
 
 
+@pytest.mark.parametrize("each", [True, False], ids=["layer by layer", "as a whole"])
+def test_sharded_parameters_count(each: bool) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (1,))
+
+    def ran(budget: int | None) -> tuple[int, list[torch.Tensor]]:
+        torch._dynamo.reset()
+        optpass.reset_report()
+        torch.manual_seed(5)
+        model = Net(Wide, layers=4)
+        how: dict[str, Any] = {"backend": "optpass", "options": {"inner": "aot_eager"}}
+        if budget is not None:
+            how["options"]["memory_budget"] = budget
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        for layer in model.layers if each else ():
+            layer.forward = torch.compile(layer.forward, **how)
+        call = model if each else torch.compile(model, **how)
+        optimizer = torch.optim.AdamW(model.parameters())
+        x = torch.randn(2048, WIDTH)
+
+        def once() -> None:
+            call(x).pow(2).mean().backward()
+            optimizer.step()
+
+        for _ in range(5):
+            optimizer.zero_grad()
+            peak = measure_peak(once, torch.device("cpu"))
+        held = storage_bytes([*model.parameters(), x]) + storage_bytes(optimizer.state.values())
+        return peak.bytes_above_start + held, [p.full_tensor() for p in model.parameters()]
+
+    most, theirs = ran(None)
+    budget = int(0.85 * most)
+    peak, ours = ran(budget)
+    assert 0.75 * budget <= peak <= budget
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.sin(self.up(x)) * torch.tanh(x))
+
+
 def test_collectives_are_not_run_again() -> None:
     from torch.distributed._functional_collectives import all_reduce, wait_tensor
 

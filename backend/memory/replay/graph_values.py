@@ -97,3 +97,11 @@ def restrided(value: Any, saved: Any) -> Any:
         return value
     with value.fake_mode if isinstance(value, compat.FakeTensor) else torch.no_grad():
         return value.as_strided(value.size(), saved.stride())
+
+
+def output_sizes(gm: fx.GraphModule) -> tuple[set[int], set[int]]:
+    """Elements of each output of a Dynamo graph, and rows."""
+    (output,) = gm.graph.find_nodes(op="output")
+    values = [node.meta.get("example_value") for node in output.all_input_nodes]
+    shapes = [ints(value.shape) for value in values if isinstance(value, torch.Tensor)]
+    return {prod(shape) for shape in shapes}, {prod(shape[:-1]) for shape in shapes}

@@ -163,8 +163,8 @@ def _of_truths(value: Value) -> bool:
 
 
 def not_looked_into(graph: fx.Graph) -> Iterator[tuple[fx.Node, str]]:
-    """Products with v inside of `torch.func.grad` and its kin, and of tensors that stand for others: the nodes that make
-    them, each with the reason."""
+    """Products with v inside of `torch.func.grad` and its kin, and of tensors that stand for others: the nodes that
+    make them, each with the reason."""
     inside, scores, weights = 0, set[fx.Node](), set[fx.Node]()
     for node in graph.nodes:
         name = str(getattr(node.target, "__name__", node.target)) if node.op.startswith("call") else ""

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from optpass.passes.memory.workspace.call import Call
 from optpass.passes.memory.workspace.workspace import Library, call_workspace
+from optpass.passes.memory.wrappers import plain_tensors
 
 #: Steps that are rehearsed: the first makes the state, the second is as all that follow.
 _STEPS = 2
@@ -49,8 +50,10 @@ class ParameterSize:
 
 
 def sizes_of(parameters: Sequence[Tensor]) -> list[ParameterSize]:
-    """The sizes of tensors; symbolic ones must have been replaced by their hints before."""
-    return [ParameterSize(tuple(int(n) for n in p.shape), p.dtype) for p in parameters]
+    """The sizes of tensors, of those that stand for others the sizes of these; symbolic ones must have been replaced by
+    their hints before."""
+    plain = (part for parameter in parameters for part in plain_tensors(parameter))
+    return [ParameterSize(tuple(int(n) for n in p.shape), p.dtype) for p in plain]
 
 
 def rehearse(

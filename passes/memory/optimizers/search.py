@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from optpass.passes.memory.optimizers.optimizers import OptimizerCost, by_formula, cost
 from optpass.passes.memory.optimizers.rehearsal import ParameterSize, rehearse, sizes_of
 from optpass.passes.memory.workspace.workspace import Library
+from optpass.passes.memory.wrappers import plain_tensors
 
 #: States per element that an optimizer in no table is taken to keep until it has made them: as Adam's.
 _GUESSED_STATES = 2
@@ -225,11 +226,12 @@ def _torch_base(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer
 
 def _made(optimizer: torch.optim.Optimizer, only: Callable[[Tensor], bool] | None = None) -> int:
     """Bytes of the state that an optimizer has; `only`: of which parameters alone."""
-    storages = {}
+    storages: dict[int, int] = {}
     for parameter, state in optimizer.state.items():
         if only is not None and not (isinstance(parameter, Tensor) and only(parameter)):
             continue
         for value in tree_leaves(state):
             if isinstance(value, Tensor) and (not isinstance(parameter, Tensor) or value.device == parameter.device):
-                storages[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+                found = [part.untyped_storage() for part in plain_tensors(value)]
+                storages.update((storage.data_ptr(), storage.nbytes()) for storage in found)
     return sum(storages.values())
