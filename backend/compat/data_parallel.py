@@ -52,9 +52,7 @@ def shards_behind(gathered: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor],
     gathering takes beside them. That is what stays gathered of other modules, and of the largest three times: gathered
     ahead, on its way there, and on the way back as gradients."""
     wanted = {id(p) for p in gathered}
-    shared = sys.modules.get("torch.distributed._composable_state")  # nobody has imported it: nothing is sharded
-    states = [reference() for reference in getattr(shared, "_module_state_mapping", {}).values()]
-    found = [(getattr(state, "_state_ctx", None), group) for state in states for group in _groups(state)]
+    found = [(getattr(state, "_state_ctx", None), group) for state in _states() for group in _groups(state)]
     contexts = {id(context) for context, group in found if wanted & {id(p) for p in _gathered(group)}}
     groups = [group for context, group in found if id(context) in contexts]
     sizes = [sum(_gathered_bytes(part) for part in group.fsdp_params) for group in groups]
@@ -63,6 +61,17 @@ def shards_behind(gathered: Iterable[torch.Tensor]) -> tuple[list[torch.Tensor],
     ]
     shards = [part.sharded_param for group in groups for part in group.fsdp_params]
     return shards, sum(kept) + 3 * max(sizes, default=0)
+
+
+def not_gathered(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Those that `fully_shard` has not gathered, of which optimizers know the shards."""
+    gathered = {id(p) for state in _states() for group in _groups(state) for p in _gathered(group)}
+    return [p for p in parameters if id(p) not in gathered]
+
+
+def _states() -> list[Any]:
+    shared = sys.modules.get("torch.distributed._composable_state")  # nobody has imported it: nothing is sharded
+    return [reference() for reference in list(getattr(shared, "_module_state_mapping", {}).values())]
 
 
 def _groups(state: Any) -> list[Any]:

@@ -10,7 +10,6 @@ import torch
 from torch import fx
 
 from optpass.errors import BudgetInfeasibleError
-from optpass.passes.memory.emit import RECOMPUTED
 from optpass.passes.memory.purity import draws, is_collective
 from optpass.passes.memory.tangents import behind_tangents
 
@@ -76,7 +75,7 @@ def _run_once(joint: fx.GraphModule) -> None:
     """
     late = behind_tangents(joint.graph.nodes)
     for node in joint.graph.nodes:
-        placed = node in late or node.meta.get("partitioner_tag") in _PLACED or node.meta.get(RECOMPUTED)
+        placed = node in late or node.meta.get("partitioner_tag") in _PLACED
         if not placed and (draws(node) or is_collective(node)):
             node.meta["partitioner_tag"] = "must_be_in_forward"
 

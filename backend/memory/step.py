@@ -14,7 +14,7 @@ import torch
 from torch import fx, nn
 
 from optpass.backend import compat
-from optpass.backend.compat.data_parallel import bucket_bytes, shards_behind
+from optpass.backend.compat.data_parallel import bucket_bytes, not_gathered, shards_behind
 from optpass.backend.compat.memory_autograd import is_checkpointed
 from optpass.backend.compat.memory_calls import calls_to_come, holds_result
 from optpass.backend.memory.around_gpu import beside
@@ -175,8 +175,8 @@ def budget_of(
     saved, leaves = held_upstream(tensors.inputs)
     alone = not more_follow if alone is None else alone
     idle = [] if not alone else idle_of(tensors.idle, tensors.parameters, ungraded, [*before, *leaves])
-    stepped = tensors.shards or [*(p for _, p in tensors.parameters), *before]
-    optimizer = Optimizing.of(options, stepped, idle)
+    stepped = [*(p for _, p in tensors.parameters), *before, *tensors.shards]
+    optimizer = Optimizing.of(options, not_gathered(stepped), idle)
     everything = _distinct(
         [*(p for _, p in tensors.parameters), *before, *optimizer.parameters, *leaves, *tensors.idle, *tensors.shards]
     )

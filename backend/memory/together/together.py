@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from optpass.backend.compat.data_parallel import not_gathered
 from optpass.backend.memory.budget import ENGINE_BYTES
 from optpass.backend.memory.filing import predict_anew
 from optpass.backend.memory.optimizing import Optimizing
@@ -179,7 +180,7 @@ def _seen(leaves: Sequence[Leaf]) -> Step:
     parameters = parameters_of(leaves)
     options = leaves[0].options
     idle = idle_in(leaves)
-    optimizer = Optimizing.of(options, parameters, idle)
+    optimizer = Optimizing.of(options, not_gathered(parameters), idle)
     parameters = list({id(p): p for p in (*parameters, *optimizer.parameters, *idle)}.values())
     untrained = {id(p) for p in idle}
     trained = Stores([p for p in parameters if p.requires_grad and id(p) not in untrained]).bytes()
