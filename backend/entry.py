@@ -94,12 +94,12 @@ def _compile(
     passes = selected(resolved)
     spec = spec_for(resolved, example_inputs)
     serving, problem = inner.serving(resolved, example_inputs)
-    call, around, modules = around_call() if resolved.budget is not None else ([], [], [])
+    planned = attach.is_planned(gm, resolved)
+    call, around, modules = around_call() if planned else ([], [], [])
     modules = modules if case is None else case.called()
-    planned = resolved.budget is not None
     tensors = StepTensors.of(gm, example_inputs, call, around, modules) if planned else StepTensors((), (), ())
-    dynamic = Growth.of(gm, example_inputs)
-    case = Planned.first_case(tensors, example_inputs, modules) if case is None else case
+    dynamic = Growth.of(gm, example_inputs) if planned else []
+    case = Planned.first_case(tensors, example_inputs if planned else (), modules) if case is None else case
     del call, around, modules
     memory, without_effect = attach.partitioner_of(
         gm, tensors, resolved, spec, serving, gradients=case.gradients, share=case.share,

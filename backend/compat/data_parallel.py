@@ -1,4 +1,5 @@
-"""The parts into which Dynamo splits a graph for DistributedDataParallel, a bucket of gradients each."""
+"""Models that are spread over processes: the parts into which Dynamo splits a graph for DistributedDataParallel, a
+bucket of gradients each, and the parameters that `fully_shard` gathers."""
 
 from __future__ import annotations
 

@@ -20,6 +20,15 @@ from optpass.backend.memory.together.together import relief
 from optpass.options import Options
 from optpass.passes.devices import DeviceSpec
 
+#: Their lengths are no sizes of the graph's: larger ones would not be noticed.
+NESTED = "the option 'memory_budget' has no effect on a graph of nested tensors, which does not say how long they are"
+
+
+def is_planned(gm: fx.GraphModule, options: Options) -> bool:
+    """Whether a graph can have the budget that is asked for; whether one is."""
+    values = (node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder"))
+    return options.budget is not None and not any(getattr(value, "is_nested", False) for value in values)
+
 
 def around_call() -> tuple[list[torch.Tensor], list[torch.Tensor], list[nn.Module]]:
     """Around a call that Dynamo compiles: what it was given, what its callers hold, the modules that are called."""
@@ -48,6 +57,8 @@ def partitioner_of(
     Raises:
         ConfigError: the budget or the optimizer cannot be used as given.
     """
+    if not is_planned(gm, options):
+        return None, NESTED if options.budget is not None else ""
     reason = getattr(gm, "compile_subgraph_reason", None)
     more = reason is not None and bool(getattr(reason, "graph_break", True))
     budget = budget_of(options, device, tensors, more_follow=more, gradients=gradients, share=share, expected=expected)

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from optpass.backend.compat.memory_elsewhere import allocations_elsewhere, profiling
-from optpass.passes.memory.wrappers import plain_tensors
+from optpass.passes.wrappers import plain_tensors
 
 
 @dataclass(frozen=True)

@@ -70,12 +70,17 @@ def program_of(
 
 
 def _hint(value: Any) -> int:
-    """The hint of a symbolic size, without adding a guard; 1 where it has none."""
+    """The hint of a symbolic size, without adding a guard; 1 where it has none, as the lengths of a nested tensor."""
     if isinstance(value, int):
         return value
     node = getattr(value, "node", None)
     hint = getattr(node, "hint", None)
-    return int(hint) if hint is not None else 1
+    return int(hint) if isinstance(hint, (int, torch.SymInt)) and not _is_nested(hint) else 1
+
+
+def _is_nested(size: Any) -> bool:
+    said = getattr(getattr(size, "node", None), "is_nested_int", None)
+    return bool(said is not None and said())
 
 
 def _on_cpu(graph: fx.Graph) -> bool:

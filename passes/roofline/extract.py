@@ -16,6 +16,7 @@ from optpass.passes.contract import AtenGraph
 from optpass.passes.roofline.flops import OpCost, op_cost
 from optpass.passes.roofline.program import OpInfo
 from optpass.passes.source import is_backward, locate
+from optpass.passes.wrappers import plain_tensors
 from optpass.reporting.model import Phase
 
 _DTYPE_LETTERS = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
@@ -75,8 +76,10 @@ class Shape:
 
 
 def concrete(value: Any, hint: Callable[[Any], int]) -> Any:
-    """Tensors as `Shape`, symbols as ints, containers deeply; everything else as it is."""
+    """Tensors as `Shape`, symbols as ints, containers deeply; everything else as it is. Of a tensor that stands for
+    others, the first of these: a DTensor's shard, the values of a nested tensor."""
     if isinstance(value, torch.Tensor):
+        value = next(iter(plain_tensors(value)), value)
         strides = tuple(hint(s) for s in value.stride()) if value.layout == torch.strided else ()
         return Shape(tuple(hint(s) for s in value.shape), value.dtype, strides, value.device)
     if isinstance(value, torch.SymInt):

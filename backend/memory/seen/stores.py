@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from optpass.passes.memory.wrappers import plain_tensors
+from optpass.passes.wrappers import plain_tensors
 
 
 class Stores:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from optpass.passes.memory.workspace.call import Call
 from optpass.passes.memory.workspace.workspace import Library, call_workspace
-from optpass.passes.memory.wrappers import plain_tensors
+from optpass.passes.wrappers import plain_tensors
 
 #: Steps that are rehearsed: the first makes the state, the second is as all that follow.
 _STEPS = 2

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from optpass.passes.memory.optimizers.optimizers import OptimizerCost, by_formula, cost
 from optpass.passes.memory.optimizers.rehearsal import ParameterSize, rehearse, sizes_of
 from optpass.passes.memory.workspace.workspace import Library
-from optpass.passes.memory.wrappers import plain_tensors
+from optpass.passes.wrappers import plain_tensors
 
 #: States per element that an optimizer in no table is taken to keep until it has made them: as Adam's.
 _GUESSED_STATES = 2
