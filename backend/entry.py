@@ -148,7 +148,8 @@ def _compile(
     finally:
         if trial:
             session.withdraw()
-    source = None if session.record.training else session.source
+    alone = not any(isinstance(value, list) for value in example_inputs)  # compiled autograd's have theirs in one
+    source = session.source if alone and not session.record.training else None
     session.after_compile()
     if memory is not None:
         kept.keep_or_find(memory, keys[-1] if keys else None, sources)

@@ -108,3 +108,26 @@ def test_a_function_that_was_compiled_too_often(caplog: pytest.LogCaptureFixture
         for rows in range(2, 6):
             call(torch.randn(rows, 8)).sum().backward()
     assert len(warnings(caplog)) == 1
+
+
+def test_a_backward_of_compiled_autograd(capfd):
+    """Its graph is given a list, and is not replayed for what it needs."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+    x = torch.randn(4, 8)
+
+    @torch.compile(backend="optpass", options={"inner": "aot_eager", "memory_budget": "1GiB"})
+    def step(x):
+        model(x).square().mean().backward()
+
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        for _ in range(3):
+            model.zero_grad()
+            step(x)
+    ours = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    model(x).square().mean().backward()
+    for a, b in zip(ours, (p.grad for p in model.parameters()), strict=True):
+        torch.testing.assert_close(a, b)
+    assert "Traceback" not in capfd.readouterr().err
+    assert not [text for text in optpass.report().warnings if "is not counted" in text]
