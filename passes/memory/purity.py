@@ -7,10 +7,10 @@ from torch import fx
 
 #: Namespaces whose functional operators are known to be pure.
 _PURE = frozenset({"aten", "prims"})
-#: Namespaces of operators that processes run together.
-_COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional"})
 #: And of operators that run others: `run_with_rng_state` is of `redraw`, which knows what it runs.
 _PURE_HIGHER = frozenset({"flex_attention", "run_with_rng_state"})
+#: Namespaces of operators that processes run together.
+_COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional"})
 #: Inductor draws random numbers from a seed that it is given: pure, though the names say random.
 _SEEDED = frozenset({"prims::inductor_random", "prims::inductor_randint", "prims::inductor_lookup_seed"})
 _SEEDS = frozenset({"prims::inductor_seed", "prims::inductor_seeds"})
