@@ -55,7 +55,7 @@ class Optimizing:
         held, copies = ((), ()) if found is None else (found.parameters, found.copies)
         if options.optimizer is not None:
             name = optimizers.check(options) or "none"
-            stepped = held if copies else (*trained, *held)
+            stepped = held if copies else (*held, *trained)  # in one order, whichever graph asks
             everything = list({id(p): p for p in trained_among(stepped) if id(p) not in ids}.values())
             gpu = any(p.device.type != "cpu" for p in everything)
             cost = optimizers.cost(

@@ -177,7 +177,8 @@ class BudgetPartitioner:
         """The fastest plan found whose replay fits `room`; None for the default one."""
         generated = self.executor == "inductor"
         base: StepReplay | None = None
-        likely = search.unconstrained * REPLAYED_AT_LEAST <= room  # else a replay of it is in vain
+        kept = FOLLOW * search.saved_at_start if self.budget.shared else 0
+        likely = (search.unconstrained + kept) * REPLAYED_AT_LEAST <= room  # else a replay of it is in vain
         if likely and not self.budget.lenient:
             base = self._replayed_default(joint, default, kwargs)
             follow = FOLLOW * sum(base.saved_bytes.values()) if self.budget.shared else 0

@@ -16,8 +16,9 @@ from typing import TypeVar
 import numpy as np
 
 from optpass.backend.memory.plans.bounds import Bound, Choice, Ints, excess, plan_excess
-from optpass.backend.memory.plans.searches import SEARCHES
+from optpass.backend.memory.plans.searches import CHOICES, SEARCHES
 from optpass.passes.memory.problem import Problem
+from optpass.passes.memory.search.known import key_of
 from optpass.passes.memory.search.schedule import State, Timeline
 from optpass.passes.memory.search.search import Search
 
@@ -52,16 +53,33 @@ NOTHING_AROUND = Around()
 
 
 def choices_of(
-    known: Search, tail: int, around: Around = NOTHING_AROUND, *, waits: bool = True, brief: bool = False
+    known: Search,
+    tail: int,
+    around: Around = NOTHING_AROUND,
+    *,
+    waits: bool = True,
+    brief: bool = False,
+    effort: float = 1.0,
 ) -> list[Choice]:
-    """Plans that no other is better than in all figures.
+    """Plans that no other is better than in all figures; those of equal graphs are looked for once.
 
     Args:
         known: a search of the graph; the tail of its problem is changed for others, and set to `tail` in the end.
         tail: as in `Problem`.
         waits: other graphs run between its forward and its backward, so that it matters what it holds then.
         brief: few plans, those on the search's way down.
+        effort: part of the usual effort for those up from it.
     """
+    known.problem.tail = tail
+    of = (key_of(known.problem), around.less, around.released, sorted(around.given.items()), waits, brief, effort)
+    choices = CHOICES.get(repr(of))
+    if choices is None:
+        choices = _choices_of(known, tail, around, waits, brief, effort)
+        CHOICES.put(repr(of), choices)
+    return choices
+
+
+def _choices_of(known: Search, tail: int, around: Around, waits: bool, brief: bool, effort: float) -> list[Choice]:
     problem, most = known.problem, LEAST_PLANS if brief else MOST_PLANS
     pressures = PRESSURES if len(problem.operations) <= LARGE else PRESSURES_LARGE
     found: dict[tuple[int, ...], Choice] = {}
@@ -73,7 +91,7 @@ def choices_of(
         schedule = search.schedule
         points = _evenly(search.way.points, most) if brief else search.way.points
         states = [search.state_at(point.moves) for point in points]
-        states += [] if brief else [plan.state for plan in search.refilled()]
+        states += [] if brief else [plan.state for plan in search.refilled(effort)]
         outputs = {s: problem.storages[s].bytes for s in problem.forward_outputs}
         base = schedule.run(search.start).recomputed_s
         for state in _evenly(states, most):

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from optpass.backend.memory.plans.bounds import Choice
 from optpass.passes.memory.search.known import Known
 from optpass.passes.memory.search.schedule import Timeline
 from optpass.passes.memory.search.search import Found, Search
 
 SEARCHES: Known[Found] = Known()
+#: Plans to choose from, by all that they depend on (`allot.choices_of`): repeated layers make repeated graphs.
+CHOICES: Known[list[Choice]] = Known(64)
 #: Where what is between the halves of a graph is its floor, plans are also looked for with less there, in parts of it.
 LESS_BETWEEN = (0.1, 0.2)
 

@@ -85,13 +85,14 @@ def _early(leaf: Leaf, situation: Beside) -> int:
     return there - leaf.partitioner.tail.early_bytes
 
 
-def choices_for(leaf: Leaf, *, waits: bool, handed_on: bool, brief: bool) -> list[Choice]:
+def choices_for(leaf: Leaf, *, waits: bool, handed_on: bool, brief: bool, effort: float) -> list[Choice]:
     """Plans of a graph beside the loss as it was seen.
 
     Args:
         waits: other runs come between its forward and its backward.
         handed_on: graphs of the step were given outputs of others that were gone in the backward.
         brief: few of them.
+        effort: part of the usual effort.
     """
     partitioner = leaf.partitioner
     search, replayed = partitioner.search, partitioner.outcome.replayed
@@ -106,7 +107,7 @@ def choices_for(leaf: Leaf, *, waits: bool, handed_on: bool, brief: bool) -> lis
         released = tail.released(outputs)
     less = max(0, partitioner.counted - replayed.peak_bytes) if partitioner.executor == "inductor" else 0
     around = Around(less, released, _given(leaf, problem) if handed_on else {})
-    choices = choices_of(search, between, around, waits=waits and not leaf.again, brief=brief)
+    choices = choices_of(search, between, around, waits=waits and not leaf.again, brief=brief, effort=effort)
     if leaf.again:
         choices = [replace(one, held=leaf.held, handed=leaf.outputs, later=leaf.outputs) for one in choices]
     return choices

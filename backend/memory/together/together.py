@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 GENERATIONS = 3
 #: Plans that compute something again are left as they are where the step uses this part of the budget.
 USED = 0.95
+#: Graphs that the usual effort is made for each of; what more of them take is as much together.
+FEW = 2
 
 
 @dataclass
@@ -213,8 +215,10 @@ def _seen(leaves: Sequence[Leaf]) -> Step:
 
 def _choices(step: Step, *, brief: bool = False) -> list[list[Choice]]:
     handed_on = any(bound.handed_on for bound in step.bounds)
+    effort = min(1.0, FEW / len(step.leaves))  # the more graphs, the finer are the steps that each makes
     return [
-        choices_for(leaf, waits=_waits(step, i), handed_on=handed_on, brief=brief) for i, leaf in enumerate(step.leaves)
+        choices_for(leaf, waits=_waits(step, i), handed_on=handed_on, brief=brief, effort=effort)
+        for i, leaf in enumerate(step.leaves)
     ]
 
 

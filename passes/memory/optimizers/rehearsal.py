@@ -23,9 +23,14 @@ from optpass.passes.wrappers import plain_tensors
 
 #: Steps that are rehearsed: the first makes the state, the second is as all that follow.
 _STEPS = 2
+#: Rehearsals that are remembered: each graph of a step asks for the optimizer of all.
+_MOST = 16
 #: Settings that need a CUDA device or another value than a rehearsal has; none changes what a step allocates by more
 #: than the scalars.
 _DROPPED = frozenset({"capturable", "differentiable"})
+
+_PLAIN = (bool, int, float, str, type(None))
+_KNOWN: dict[tuple[Any, ...], tuple[int, int]] = {}
 
 
 @dataclass(frozen=True)
@@ -74,11 +79,35 @@ def rehearse(
     Raises:
         Exception: whatever the class raises for these groups, such as Muon for a vector.
     """
-    own, twins = [], []
-    for group in groups:
-        made = [torch.nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta")) for p in group["params"]]
+    settings = [_settings(kind, group, gpu) for group in groups]
+    parameters = [list(group["params"]) for group in groups]
+    fused = all(group.get("fused") for group in groups)  # one kernel that updates in place
+    described = repr([sorted(own.items()) for own in settings]), repr(parameters), fused, gpu
+    key = kind, described, library, torch.get_num_threads(), torch.get_default_dtype()
+    found = _KNOWN.get(key)
+    if found is None:
+        found = _rehearsed(kind, settings, parameters, gpu=gpu, library=library)
+        if all(isinstance(value, _PLAIN) for own in settings for value in tree_leaves(own)):
+            _KNOWN[key] = found
+        while len(_KNOWN) > _MOST:
+            del _KNOWN[next(iter(_KNOWN))]
+    return found[0], 0 if fused else found[1]
+
+
+def _rehearsed(
+    kind: type[torch.optim.Optimizer],
+    settings: Sequence[Mapping[str, Any]],
+    parameters: Sequence[Sequence[ParameterSize]],
+    *,
+    gpu: bool,
+    library: Library | None,
+) -> tuple[int, int]:
+    own: list[dict[str, Any]] = []
+    twins: list[torch.nn.Parameter] = []
+    for mine, sizes in zip(settings, parameters, strict=True):
+        made = [torch.nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta")) for p in sizes]
         twins += made
-        own.append({**_settings(kind, group, gpu), "params": made})
+        own.append({**mine, "params": made})
     if not twins:
         return 0, 0
     defaults: dict[str, Any] = {"lr": 1e-3} if "lr" not in own[0] else {}
@@ -90,8 +119,7 @@ def rehearse(
         with _Allocations(inside=not gpu, library=library) as seen, torch.no_grad():
             optimizer.step()
         peak = seen.peak
-    fused = all(group.get("fused") for group in groups)  # one kernel that updates in place
-    return _state_bytes(optimizer, twins, gpu), 0 if fused else peak
+    return _state_bytes(optimizer, twins, gpu), peak
 
 
 def _settings(kind: type[torch.optim.Optimizer], group: Mapping[str, Any], gpu: bool) -> dict[str, Any]:

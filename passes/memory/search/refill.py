@@ -51,16 +51,20 @@ class Refill:
         schedule: the step.
         classes: of storages; those of one class are kept together, or half of them, or one.
         pinned: storages that must stay kept.
+        effort: part of the usual effort.
     """
 
-    def __init__(self, schedule: Schedule, classes: Sequence[int], pinned: Collection[int] = ()) -> None:
+    def __init__(
+        self, schedule: Schedule, classes: Sequence[int], pinned: Collection[int] = (), effort: float = 1.0
+    ) -> None:
         self.schedule, self.classes, self.pinned = schedule, classes, frozenset(pinned)
         #: By rising peak; seconds fall.
         self.plans: list[Plan] = []
         size = len(schedule.operations)
         self._small = size <= SMALL
-        self._left = EFFORT_SMALL if self._small else EFFORT if size <= LARGE else TIMELINES * size
-        self._left_for_gaps = EFFORT_GAPS if size <= LARGE else TIMELINES // 2 * size
+        left = EFFORT_SMALL if self._small else EFFORT if size <= LARGE else TIMELINES * size
+        gaps = EFFORT_GAPS if size <= LARGE else TIMELINES // 2 * size
+        self._left, self._left_for_gaps = int(effort * left), int(effort * gaps)
         self._seen: set[tuple[int, float]] = set()
         self._steps: dict[tuple[frozenset[int], frozenset[tuple[int, frozenset[int]]]], int] = {}
 

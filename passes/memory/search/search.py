@@ -111,6 +111,11 @@ class Search:
         """The peak of the baseline, bytes above the statics."""
         return self.way.points[0].peak
 
+    @property
+    def saved_at_start(self) -> int:
+        """Bytes that the baseline saves for the backward."""
+        return sum(self.problem.storages[s].bytes for s in self.schedule.run(self.start).saved)
+
     def state_at(self, moves: int) -> State:
         """The state after so many moves."""
         state = self.start.copy()
@@ -128,15 +133,16 @@ class Search:
             return other.state.copy(), self.schedule.run(other.state)
         return found
 
-    def refilled(self) -> list[Plan]:
-        """Plans upwards from the way, found once: from its end, from its start, and from points between."""
+    def refilled(self, effort: float = 1.0) -> list[Plan]:
+        """Plans upwards from the way, found once: from its end, from its start, and from points between. With part of
+        the `effort` alone they are not remembered, nor looked for where others are."""
         if self._found.upwards is None:
             n = len(self.way.points)
             order = dict.fromkeys([n - 1, 0, *(n * i // 8 for i in (4, 2, 6, 1, 3, 5, 7)), *range(n)])
             states = (self.state_at(self.way.points[i].moves) for i in order)
-            plans = Refill(self.schedule, self.classes, self._pinned).from_states(states)
-            if not self.holds:
-                return plans  # of another problem than others find it under
+            plans = Refill(self.schedule, self.classes, self._pinned, effort).from_states(states)
+            if effort < 1 or not self.holds:
+                return plans  # fewer than, or of another problem than, others find under it
             self._found.upwards = plans
         return self._found.upwards
 

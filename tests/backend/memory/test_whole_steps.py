@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,8 +20,9 @@ from optpass.backend.compat.memory_backward import held_by_nodes, watch_backward
 from optpass.backend.memory.eager.part import loss_of
 from optpass.backend.memory.measure import measure_peak, storage_bytes
 from optpass.backend.memory.plans import allot
-from optpass.backend.memory.plans.allot import above, choices_of, select
+from optpass.backend.memory.plans.allot import Around, above, choices_of, select
 from optpass.backend.memory.plans.bounds import Bound, Choice, excess
+from optpass.passes.memory.search.known import Known
 from optpass.passes.memory.search.search import Search
 
 ENGINE = torch.autograd._engine_run_backward
@@ -287,6 +289,7 @@ def test_two_plans_are_exchanged_at_once_and_the_next_is_known():
 def test_what_a_lone_graph_holds_is_not_searched_for(programs, monkeypatch):
     problem = programs.problem_of(programs.joint_of(programs.Chain(), torch.randn(16, 8)))
     known, searched = Search(problem), []
+    monkeypatch.setattr(allot, "CHOICES", Known())
     monkeypatch.setattr(allot, "Search", lambda problem, **how: searched.append(problem.tail) or Search(problem, **how))
     alone = choices_of(known, problem.tail, waits=False)
     assert not searched  # the plan's own search says all
@@ -296,3 +299,29 @@ def test_what_a_lone_graph_holds_is_not_searched_for(programs, monkeypatch):
     changed = choices_of(known, 100, waits=False)
     assert searched[-1] == 100 and problem.tail == 100 and not known.holds
     assert min(c.peak for c in changed) >= min(c.peak for c in alone)
+
+
+def test_plans_of_equal_graphs_are_looked_for_once(programs, monkeypatch):
+    """A model that is split between equal layers is one of many equal graphs."""
+    monkeypatch.setattr(allot, "CHOICES", Known())
+    monkeypatch.setattr(allot, "_choices_of", (looked := Mock(wraps=allot._choices_of)))
+    one, other = (Search(programs.problem_of(programs.joint_of(programs.Chain(), torch.randn(16, 8)))) for _ in "ab")
+    found = choices_of(one, one.problem.tail)
+    assert choices_of(other, other.problem.tail) == found and looked.call_count == 1
+    assert choices_of(other, other.problem.tail, Around(less=8)) != found
+    choices_of(other, other.problem.tail + 8)
+    choices_of(other, other.problem.tail + 8, waits=False)
+    choices_of(other, other.problem.tail + 8, effort=0.5)
+    assert looked.call_count == 5
+
+
+def test_with_less_effort_fewer_plans_are_tried_and_none_is_remembered(programs):
+    problem = programs.problem_of(programs.joint_of(programs.Chain(), torch.randn(16, 8)))
+    search, ran = Search(problem), []
+    run = search.schedule.run
+    search.schedule.run = lambda state: ran.append(state) or run(state)
+    search.refilled(0.01)
+    few, search.schedule.run = len(ran), lambda state: ran.append(state) or run(state)
+    everything = search.refilled()
+    assert 0 < few < len(ran) - few
+    assert search.refilled(0.01) is everything

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from optpass.backend.memory.measure import measure_peak
 from optpass.backend.memory.probe import library_workspace
 from optpass.errors import ConfigError
 from optpass.options import Options
-from optpass.passes.memory.optimizers import optimizers
+from optpass.passes.memory.optimizers import optimizers, rehearsal
 from optpass.passes.memory.optimizers.rehearsal import ParameterSize, rehearse, sizes_of
 from optpass.passes.memory.optimizers.search import cost_of, find_optimizer
 
@@ -68,6 +69,22 @@ def test_every_optimizer_of_torch_is_rehearsed_exactly(name: str, settings: dict
     kept, peak = real(name, settings, shapes)
     assert state == kept  # step counts included, which are on the same device
     assert abs(step - peak) <= 256
+
+
+def test_equal_rehearsals_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each graph of a step asks for the optimizer of all: seconds, for many parameters."""
+    monkeypatch.setattr(rehearsal, "_KNOWN", {})
+    held = Mock(wraps=rehearsal._rehearsed)
+    monkeypatch.setattr(rehearsal, "_rehearsed", held)
+    groups = [{"lr": 1e-3, "params": [ParameterSize((64, 64), torch.float32)]}]
+    found = rehearse(torch.optim.AdamW, groups, gpu=False)
+    assert rehearse(torch.optim.AdamW, [dict(groups[0])], gpu=False) == found and held.call_count == 1
+    fused = [{**groups[0], "fused": True}]
+    assert rehearse(torch.optim.AdamW, fused, gpu=False) == (found[0], 0)
+    amsgrad = rehearse(torch.optim.AdamW, [{**groups[0], "amsgrad": True}], gpu=False)
+    assert amsgrad[0] > found[0] and held.call_count == 3
+    assert rehearse(torch.optim.SGD, groups, gpu=False)[0] == 0
+    assert held.call_count == 4
 
 
 def test_what_the_library_takes_for_products_in_half_precision_counts() -> None:
