@@ -65,7 +65,8 @@ def note(
     before, loss, made = leaf.loss, EagerLoss(), 0
     waiting, saved = (0, []) if running is None else pending(running.roots, run.node())
     if running is not None:
-        loss, made = loss_behind(run, running, saved, live, watch, known, old, step)
+        others = _aside(running, saved, live, lent.stores, old, step)
+        loss, made = loss_behind(run, running, saved, live, watch, known, old, step, others)
     around = beside(run, running, saved, live, lent.stores, old, step)
     gradients, other, gone = around.gradients + run.gone(), around.other, around.gone + run.gone()
     # Of what is there now, gradients that wait and those of the loss's parameters were not there in its forward,
@@ -115,7 +116,7 @@ def note_names(
 
 def loss_behind(
     run: Run, running: autograd.RunningBackward, saved: Sequence[torch.Tensor], live: Sequence[Run], watch: Watch,
-    known: Mapping[int, Held], old: Stores, step: Sequence[Leaf],
+    known: Mapping[int, Held], old: Stores, step: Sequence[Leaf], aside: Stores,
 ) -> tuple[EagerLoss, int]:  # fmt: skip
     """The loss of a run, and the bytes of what it has made that is there and counts as what it is: gradients.
 
@@ -126,6 +127,7 @@ def loss_behind(
         known: what nodes held before it.
         old: what earlier runs have returned, and is there.
         step: graphs of the step.
+        aside: what operators hold for other backwards.
     """
     node, leaf = run.node(), run.leaf.latest()
     outputs = _kept_outputs(run, node)
@@ -153,8 +155,10 @@ def loss_behind(
     # A few numbers are among what the engine is taken to need; a loss of many terms may hold more of them.
     sizes = results.alive().values()
     kept = sum(sizes) - min(sum(size for size in sizes if size <= ENGINE_BYTES), ENGINE_BYTES // 2)
+    aside.drop(results)
+    kept += aside.bytes()
     left = kept + part - min(part, ENGINE_BYTES // 4)  # a loss is among an optimizer's numbers
-    leaf.note_left(left, [*results.storages(), *outputs])
+    leaf.note_left(left, [*results.storages(), *aside.storages(), *outputs])
     kept += 0 if leaf.keeps_outputs else part
     if node is None or all(n is not node for n in autograd.walk(running.roots, lambda n: n is node)):
         return EagerLoss(kept_bytes=kept), 0
@@ -187,9 +191,24 @@ def loss_behind(
     there = Stores([*held, *saved])
     there.update(leaf.inputs)
     there.update(results)
+    there.update(aside)
     gradients = watch.gradients(found.leaves)
     backward = max(0, seen - watch.among(there)) + waits
     return replace(found, kept_bytes=kept, backward_bytes=backward), gradients
+
+
+def _aside(
+    running: autograd.RunningBackward, saved: Sequence[torch.Tensor], live: Sequence[Run], lent: Stores, old: Stores,
+    step: Sequence[Leaf],
+) -> Stores:  # fmt: skip
+    """What operators hold for other backwards than that which is `running`, and counts nowhere else: another loss of
+    the caller's waits for its own, or one is to be run again (`retain_graph`). Arguments as for `beside`."""
+    aside = Stores(held_in([*running.roots, *autograd.nodes_behind(tensors_of_callers())]))
+    of_runs = [stores for run in live for stores in (run.inputs, run.outputs, run.eager)]
+    of_step = [stores for leaf in step for stores in (leaf.inputs, leaf.buffers, leaf.elsewhere)]
+    for counted in (Stores([*saved, *parameters_of(step)]), lent, old, *of_runs, *of_step):
+        aside.drop(counted)
+    return aside
 
 
 def _given_to(runs: Sequence[Run]) -> Stores:
@@ -241,7 +260,7 @@ def beside(
     given = there.alive()
     there.add(saved)
     for r in (run, *others):
-        there.update(r.eager)
+        there.update(r.eager.with_those_of(r.graded))
     known = Stores(own_of(parameters, step)).alive()
     gradients = Stores([p.grad for p in parameters if p.grad is not None]).alive()
     leaf.lying = max(leaf.lying, lying_gradients(parameters))

@@ -12,6 +12,7 @@ import torch
 
 from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.compat.memory_backward import Held
+from optpass.backend.compat.memory_callers import tensors_of_callers
 from optpass.backend.memory.eager.timeline import Shapes
 from optpass.backend.memory.replay.tail import GENERATOR_BYTES
 from optpass.backend.memory.seen.leaves import Leaf
@@ -36,6 +37,7 @@ class Run:
         gone_before: bytes of outputs of the runs before it that callers had let go of when it began.
         let_go: its outputs that were released: the place of the next node of autograd, and their bytes.
         let_go_before: how many of these were before the backward began.
+        graded: what its caller has made since an earlier backward of it, which left it for another one.
         behind: bytes that a graph without gradients needed that ran behind it, with what was there beside it.
         behind_at: the place of the node of autograd that was next then.
         behind_made: what it returned, and `behind_there` with what was there beside it, in bytes.
@@ -58,11 +60,13 @@ class Run:
     done: bool = False
     let_go: list[tuple[int, int]] = field(default_factory=list)
     let_go_before: int = 0
+    graded: Stores = field(default_factory=Stores)
     behind: int = 0
     behind_at: int = 0
     behind_made: list[tuple[Any, int]] = field(default_factory=list)
     behind_there: int = 0
     behind_saved: int = 0
+    _held: Stores | None = None
     _outputs: list[Any] = field(default_factory=list, repr=False)
 
     def watch_outputs(self) -> None:
@@ -71,6 +75,18 @@ class Run:
             if not self.inputs.has(storage):
                 noted = functools.partial(_note, self.let_go, storage.nbytes())
                 self._outputs.append(weakref.ref(storage, noted))
+
+    def begin_backward(self, *, keeps: bool) -> None:
+        """Its backward begins, and `keeps` what is saved for another one: what `torch.autograd.grad` has given to the
+        caller by then is there, too."""
+        self.done = not keeps
+        if self.looked_at and (keeps or self._held is not None):
+            held = Stores(t for t in tensors_of_callers() if t.grad_fn is None)
+            if self._held is None:
+                self._held = held
+            else:
+                held.drop(self._held)
+                self.graded = held
 
     def ungraded(self, there: int, needed: int, result: Any) -> None:
         """A graph without gradients has run behind it and needed so many bytes, beside what was there less what its

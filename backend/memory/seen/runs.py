@@ -275,13 +275,12 @@ class Steps:
             self._sweep()
             self._after_backward = True
             self._lent.begin()
+            run.begin_backward(keeps=running is not None and running.keeps)
             if run.looked_at:
                 step, old = self._chains.under_way(), self._chains.returned_in_step()
                 note(run, running, self._live, self._watch, self._known, self._lent, old, step)
                 run.leaf.latest().note_others(self._chains.leaves(), step)
             self._chains.note_returned(run.outputs, run.inputs)
-            if running is None or not running.keeps:
-                run.done = True
             self._sweep()
 
     def _names(self, run: Run) -> None:
