@@ -28,9 +28,12 @@ def named_in_backward(devices: Iterable[torch.device], parameters: Iterable[torc
     return [*_data(held, wanted, parameters), *inputs, *(t.grad for t in inputs if t.grad is not None)]
 
 
-def held_in_call(devices: Iterable[torch.device], parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """By the function in whose call a graph is being compiled, on one of `devices`."""
-    return _data(variables_around_compile(1), devices, parameters)
+def held_in_call(
+    devices: Iterable[torch.device], parameters: Iterable[torch.Tensor], callers: int = 1
+) -> list[torch.Tensor]:
+    """By the function in whose call a graph is being compiled, on one of `devices`; where a graph has run, its own code
+    is the first of so many `callers`."""
+    return _data(variables_around_compile(callers), devices, parameters)
 
 
 def _data(

@@ -15,9 +15,11 @@ from math import prod
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.compat.memory_backward import Held, held_by_nodes, untraced, watch_backwards
+from optpass.backend.memory.eager.caller import held_in_call
 from optpass.backend.memory.eager.held import held_upstream
 from optpass.backend.memory.eager.inside import temporaries_of
 from optpass.backend.memory.eager.timeline import Shapes
@@ -152,18 +154,16 @@ class Steps:
 
     def leave(self, leaf: Leaf, args: Sequence[Any], result: Any) -> bool:
         """A leaf's forward has run; whether there is a backward to it."""
-        node = autograd.compiled_node(result)
-        if node is None:
+        if (node := autograd.compiled_node(result)) is None:
             return False
         tensors = [a for a in args if isinstance(a, torch.Tensor)]
         parameters = [args[i] for i in leaf.parameters]
-        outputs = [r for r in torch.utils._pytree.tree_leaves(result) if isinstance(r, torch.Tensor)]
         with self._lock:
             self._sweep()
             leaf.note_old(self._chains.returned().bytes())
             if not self._live:
                 self._chains.note_parameters(parameters)
-            given, made = Stores(tensors), Stores(outputs)
+            given, made = Stores(tensors), Stores(t for t in tree_leaves(result) if isinstance(t, torch.Tensor))
             leaf.inputs.prune()
             of_modules = {*leaf.parameters, *leaf.module_tensors}
             leaf.inputs.add(a for i, a in enumerate(args) if isinstance(a, torch.Tensor) and i not in of_modules)
@@ -182,6 +182,7 @@ class Steps:
                 run.gradients = Stores([p.grad for p in trained if p.grad is not None]).sizes()
             if looked_at:
                 leaf.know([*parameters, *leaves])
+                leaf.inputs.add(held_in_call((t.device for t in tensors), parameters, 2))  # noise that a loss reads
                 leaf.inputs_seen = max(leaf.inputs_seen, leaf.inputs.bytes())
                 leaf.returned_seen = max(leaf.returned_seen, self._chains.returned_in_step().bytes())
                 leaf.buffers.add(args[i] for i in leaf.module_tensors)
