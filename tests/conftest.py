@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -129,5 +130,15 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     refill = importlib.import_module("optpass.passes.memory.search.refill")
     for name, effort in (("EFFORT", 2_500), ("EFFORT_SMALL", 2_500), ("EFFORT_GAPS", 1_200)):
         monkeypatch.setattr(refill, name, effort)
-    searches = importlib.import_module("optpass.backend.memory.plans.searches").SEARCHES
-    monkeypatch.setattr(searches, "_found", type(searches._found)())
+    known = importlib.import_module("optpass.backend.memory.plans.searches")
+    for found in (known.SEARCHES, known.CHOICES):
+        monkeypatch.setattr(found, "_found", type(found._found)())
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone."""
+    dist = importlib.import_module("torch.distributed")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

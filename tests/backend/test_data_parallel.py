@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,14 +24,6 @@ pytestmark = [
     pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch is without gloo"),
     pytest.mark.usefixtures("alone"),
 ]
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    """A group of this process alone."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 class Attention(nn.Module):
