@@ -42,6 +42,7 @@ class Budget:
         apart: it is of one of several modules that are compiled on their own; what those have that did not run yet.
         elsewhere: bytes of the statics that are of frozen models which the graph does not read, and of what the program
             changes by hand from step to step; for messages.
+        likely: the floor where graphs that follow train what it does not, as is likely; for messages, 0 where known.
         batch: samples that the graph is given at once, where its inputs say so; for messages.
         where: what set the budget, for messages.
         notes: what was assumed.
@@ -67,6 +68,7 @@ class Budget:
     held: bool | None = True
     apart: Ledger | None = None
     elsewhere: int = 0
+    likely: int = 0
     batch: int | None = None
     where: str = ""
     notes: tuple[str, ...] = ()

@@ -35,7 +35,7 @@ class Help:
 
 def explain_infeasible(
     budget: int, floor: int, ledger: Ledger, largest: Sequence[Tensor], helps: Sequence[Help] = (), where: str = "",
-    accumulating: int = 0, not_seen: Sequence[str] = (),
+    accumulating: int = 0, likely: int = 0, not_seen: Sequence[str] = (),
 ) -> BudgetInfeasibleError:  # fmt: skip
     """The error for a budget below the floor; to be raised by the caller.
 
@@ -45,12 +45,15 @@ def explain_infeasible(
         largest: tensors that are live at the floor, largest first; tensors of repeated layers may repeat.
         helps: what would help, most useful first.
         accumulating: the floor where gradients of earlier micro-batches are there throughout; named if it is larger.
+        likely: the floor where graphs that follow train all that the optimizer holds; named if it is larger.
         not_seen: what may make the floor larger, and had not run when it was named.
         where: what set the budget, e.g. "options: memory_budget"; the message begins with it.
     """
     said = f"{'no' if where else 'No'} plan of this training step fits {_exact(budget)}"
     said = f"{said}; the smallest peak of any plan is {_exact(floor)}"
     said += f", or {_exact(accumulating)} beside gradients of earlier micro-batches" if accumulating > floor else ""
+    if likely > floor:
+        said += f", and likely {_exact(likely)} where graphs that follow train what else the optimizer holds"
     said += f", named before {' and '.join(not_seen)} ran, which may need more" if not_seen else ""
     parts = [f"{where}: {said}" if where else said, "There it holds " + _held(ledger)]
     if largest:

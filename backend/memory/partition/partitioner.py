@@ -122,10 +122,10 @@ class BudgetPartitioner:
         self.budget = fewer if known else self.budget
         try:
             return self._assumed(joint, default, kwargs)
-        except BudgetInfeasibleError:
+        except BudgetInfeasibleError as error:
             if known:
                 raise
-            self.budget = fewer  # the graphs that follow may not train it either
+            self.budget = replace(fewer, likely=error.floor_bytes)  # the graphs that follow may not train it either
             return self._assumed(joint, default, kwargs)
 
     def _assumed(self, joint: fx.GraphModule, default: Modules, kwargs: dict[str, Any]) -> Modules:

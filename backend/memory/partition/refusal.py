@@ -40,6 +40,7 @@ def refusal(
     helps += [elsewhere(budget.elsewhere)] if budget.elsewhere else []
     held_on = max(floor, budget.statics.total + budget.to_accumulate + ENGINE_BYTES + replay.peak_bytes - relief)
     error = explain_infeasible(
-        budget.bytes, floor, held, largest, helps, budget.where, accumulating=held_on, not_seen=not_seen
-    )
+        budget.bytes, floor, held, largest, helps, budget.where, accumulating=held_on, likely=budget.likely,
+        not_seen=not_seen,
+    )  # fmt: skip
     return parts.passed_through(error)

@@ -75,3 +75,48 @@ def test_a_floor_that_is_named_before_the_loss_ran_says_so(steps):
     assert "named before the loss outside of the graph ran" in str(
         _refused(steps, torch.nn.Linear(32, 32), torch.randn(4, 32), 1000)
     )
+
+
+class Broken(torch.nn.Module):
+    """Graphs of which each trains a part of the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (torch.nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x).sin()
+        torch._dynamo.graph_break()
+        x = self.second(x).sin()
+        torch._dynamo.graph_break()
+        return self.third(x).sin().mean()
+
+
+def test_a_first_graph_names_what_those_that_follow_are_likely_to_need(programs):
+    """It cannot know that they train anything, and named a floor that was refused graph after graph."""
+    model, x = Broken(), torch.randn(32, 64)
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = torch.compile(model, backend="optpass", options={"inner": "aot_eager", "memory_budget": 1000})
+    with pytest.raises(optpass.BudgetInfeasibleError) as caught:
+        step(x)
+    (likely,) = map(
+        int, re.findall(r"and likely [^(]*\((\d+) bytes\) where graphs that follow train", str(caught.value))
+    )
+    trained = sum(p.nbytes for p in model.parameters())
+    assert caught.value.floor_bytes < 4 * trained <= likely <= 4 * trained + 6 * x.nbytes
+    torch._dynamo.reset()
+    options = {"inner": "aot_eager", "memory_budget": int(1.03 * likely)}
+    step = torch.compile(model, backend="optpass", options=options)
+    for _ in range(4):
+        step(x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_whole_graph_names_one_floor(programs):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64))
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = torch.compile(model, backend="optpass", options={"inner": "aot_eager", "memory_budget": 1000})
+    with pytest.raises(optpass.BudgetInfeasibleError) as caught:
+        step(torch.randn(32, 64))
+    assert "likely" not in str(caught.value) and optimizer
