@@ -9,7 +9,6 @@ budget; where it does not fit, or where much is computed again for nothing, plan
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -29,7 +28,6 @@ from optpass.backend.memory.together import words
 from optpass.backend.memory.together.figures import bounds_of, choices_for, present_of
 from optpass.passes.memory.optimizers.search import states_of
 from optpass.passes.memory.plan import Ledger
-from optpass.passes.memory.search.search import Search
 
 log = logging.getLogger(__name__)
 
@@ -255,18 +253,9 @@ def relief() -> int:
 
 
 def _least_held(leaf: Leaf) -> int:
-    """The least that any plan of its graph holds; each graph behind it may ask."""
+    """The least that any plan of its graph holds."""
     search = leaf.partitioner.search
-    if search is None:
-        return leaf.held
-    found = _LEAST.get(leaf)
-    if found is None or found[0]() is not search or found[1] != search.problem.tail:
-        least = min(choice.held for choice in choices_of(search, search.problem.tail))
-        found = _LEAST[leaf] = weakref.ref(search), search.problem.tail, least
-    return found[2]
+    return leaf.held if search is None else min(one.held for one in choices_of(search, search.problem.tail))
 
-
-#: Of graphs that wait, with the search and the bytes between its halves that it was found for.
-_LEAST: weakref.WeakKeyDictionary[Leaf, tuple[weakref.ref[Search], int, int]] = weakref.WeakKeyDictionary()
 
 STEPS = Steps(settle)
