@@ -105,11 +105,11 @@ def _compile(
         gm, tensors, resolved, spec, serving, gradients=case.gradients, share=case.share,
         expected=case.expected(),
     )  # fmt: skip
-    uuid = attach.identity_of(identity(resolved, passes, fingerprint(resolved, spec)), memory)
+    uuid = identity(resolved, passes, fingerprint(resolved, spec))
     exit_report.register(resolved)
     STANDING.ask(resolved.audit)
 
-    session = Session(gm, resolved, passes, spec, uuid)
+    session = Session(gm, resolved, passes, spec, attach.identity_of(uuid, memory), past_uuid=uuid)
     SESSIONS.add(session)
     session.record.inner = inner.name_of(serving)
     for record in undone:

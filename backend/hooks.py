@@ -7,7 +7,7 @@ in the same place runs first, and without a uuid of its own it keeps its effect 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from torch import fx
 
@@ -20,6 +20,7 @@ class Hooks:
 
     Args:
         uuid: cache identity of this compile.
+        past_uuid: that of what follows the partitioning; default: the same.
         on_joint: called with the joint graph (the forward graph in inference) before partitioning.
         on_partitioned: called with the forward and backward graphs.
         on_inference: called with the graph when there is no backward.
@@ -37,8 +38,10 @@ class Hooks:
         on_partitioned: Callable[[fx.GraphModule, fx.GraphModule], None],
         on_inference: Callable[[fx.Graph], None],
         on_compiled: Callable[[bool, float], None],
+        past_uuid: str | None = None,
     ) -> None:
         self.uuid = uuid
+        self.past_uuid = past_uuid or uuid
         self.on_joint = on_joint
         self.on_partitioned = on_partitioned
         self.on_inference = on_inference
@@ -75,11 +78,24 @@ class _Hook:
     _hooks: Hooks
     _users: tuple[Any, ...]
     _beside: tuple[Any, ...] = ()  #: the user's hooks elsewhere whose identity counts here as well
+    _past: tuple[Any, ...] | None = None  #: what decides beside the graph, once that is partitioned
 
     def uuid(self) -> Any:
         """Cache identity; None bypasses the caches, where a hook of the user's in the same place has none."""
         theirs = [user.uuid() if hasattr(user, "uuid") else None for user in (*self._users, *self._beside)]
-        return None if any(u is None for u in theirs) else (self._hooks.uuid, *theirs)
+        ours = (self._hooks.uuid,) if self._past is None else (self._hooks.past_uuid, *self._past)
+        return None if any(u is None for u in theirs) else (*ours, *theirs)
+
+    def past(self, decides: tuple[Any, ...]) -> Self:
+        """The hook as it stands in the settings when the graph is partitioned: it has run, and what it went by is in
+        the graph that it left. Equal graphs of a model are then compiled once, whatever each was planned beside.
+
+        Args:
+            decides: what decides what is compiled, beside the graph and the settings; plain values.
+        """
+        hook = type(self).__new__(type(self))
+        hook.__dict__.update(self.__dict__, _past=decides)
+        return hook
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self

@@ -40,6 +40,7 @@ class Session:
         passes: passes to run, ordered.
         device: spec to decide for.
         uuid: cache identity.
+        past_uuid: that of what follows the partitioning.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Session:
         passes: Sequence[Pass],
         device: Callable[[], DeviceSpec],
         uuid: str,
+        past_uuid: str | None = None,
     ) -> None:
         collected = store.current()
         self.passes, self.device = passes, device
@@ -57,7 +59,7 @@ class Session:
         )
         self.record.dynamic = _is_dynamic(gm.graph)
         self.products: dict[str, Any] = {}
-        self.hooks = Hooks(uuid, self._on_joint, self._on_partitioned, self._on_inference, self._on_compiled)
+        self.hooks = Hooks(uuid, self._on_joint, self._on_partitioned, self._on_inference, self._on_compiled, past_uuid)
         self._options = options
         self._aten: tuple[AtenGraph, ...] = ()
         self._source: capture.Source | None = None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import fx
@@ -49,7 +50,7 @@ def compile_fx(
         try:
             work = lowered(bool(kwargs.get("is_backward", False))) if lowered is not None else None
             # The backward is lowered later, and elsewhere.
-            with shielded(), reusing(work), joined():
+            with shielded(), _partitioned(args[0], work, kwargs), reusing(work), joined():
                 return compile_fx_inner(*args, **kwargs)
         finally:
             on_compiled(bool(kwargs.get("is_backward", False)), time.perf_counter() - start)
@@ -58,6 +59,25 @@ def compile_fx(
     install()
     with shielded(), joined():  # a cache may answer before `timed` is called
         return inductor(gm, inputs, inner_compile=timed, config_patches=config_patches)  # type: ignore[return-value, arg-type, unused-ignore]
+
+
+@contextlib.contextmanager
+def _partitioned(gm: fx.GraphModule, work: Work | None, kwargs: dict[str, Any]) -> Iterator[None]:
+    """Inside, the hooks that have run count in the cache's key as what they left, and with what that key lacks: which
+    inputs may be overwritten, which outputs the user sees, how kernels are ordered."""
+    from torch._inductor.utils import get_donated_idxs
+
+    overwritten = tuple(get_donated_idxs() or ()) if kwargs.get("is_backward") else ()
+    visible = tuple(gm.graph.find_nodes(op="output")[0].meta.get("user_visible_output_idxs") or ())
+    improve = work.improve if work is not None else None
+    decides = (overwritten, visible, improve and f"{improve.__module__}.{improve.__qualname__}")
+    patches: dict[str, Any] = {}
+    for name in ("joint_custom_post_pass", "custom_partitioner_fn"):
+        hook: Any = getattr(inductor_config(), name, None)
+        if hasattr(hook, "past"):
+            patches[name] = hook.past(decides)
+    with inductor_config().patch(patches):
+        yield
 
 
 def inductor_config() -> Any:

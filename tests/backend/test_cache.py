@@ -195,8 +195,8 @@ def test_sets_have_one_text_in_every_process(python: Callable[..., Any]) -> None
     assert len(texts) == 1
 
 
-def hooks(uuid: str = "ours") -> Hooks:
-    return Hooks(uuid, lambda gm: None, lambda f, b: None, lambda g: None, lambda b, s: None)
+def hooks(uuid: str = "ours", past_uuid: str | None = None) -> Hooks:
+    return Hooks(uuid, lambda gm: None, lambda f, b: None, lambda g: None, lambda b, s: None, past_uuid)
 
 
 def test_a_hook_is_its_identity() -> None:
@@ -231,6 +231,21 @@ def test_the_users_hooks_count() -> None:
     assert hooks().partitioner(Theirs("p")).uuid() == ("ours", "p")
     assert joint(None, Theirs("p")).uuid() == ("ours", "p")
     assert joint(None, Theirs(None)).uuid() is None, "Inductor itself would hit on an unknown partitioner"
+
+
+def test_what_a_graph_was_planned_beside_does_not_count_once_it_is_partitioned() -> None:
+    class Theirs:
+        def uuid(self) -> str:
+            return "theirs"
+
+    ours = [hooks(f"beside {other}", "options").joint_pass(Theirs()) for other in "ab"]
+    assert ours[0].uuid() != ours[1].uuid()
+    first, second = (hook.past(((0, 2), (), None)) for hook in ours)
+    assert first.uuid() == second.uuid() == ("options", (0, 2), (), None, "theirs")
+    assert first.uuid() != ours[1].past(((0,), (), None)).uuid(), "another input may be overwritten"
+    assert ours[0].uuid() == ("beside a", "theirs"), "the hook itself stays as it is"
+    assert hooks("u").partitioner(None).past(()).uuid() == ("u",)
+    assert hooks("u").joint_pass(lambda graph: None).past(()).uuid() is None
 
 
 def test_the_users_pass_runs_first() -> None:

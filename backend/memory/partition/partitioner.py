@@ -117,13 +117,14 @@ class BudgetPartitioner:
         self.sizes = sizes_in(joint.graph)
         made_ready(joint, default, kwargs["num_fwd_outputs"], fused=self.executor == "inductor")
         self.ungraded = parts.ungraded_inputs(joint.graph, kwargs["num_fwd_outputs"])
-        fewer = self.budget if self.if_nothing_else_trains is None else self.if_nothing_else_trains(self.ungraded)
-        known = fewer is self.budget or not self.follows
-        self.budget = fewer if known else self.budget
+        asked = self.if_nothing_else_trains or (lambda ungraded: self.budget)
+        if not self.follows:
+            self.budget = asked(self.ungraded)
         try:
             return self._assumed(joint, default, kwargs)
         except BudgetInfeasibleError as error:
-            if known:
+            fewer = asked(self.ungraded) if self.follows else self.budget
+            if fewer is self.budget:
                 raise
             self.budget = replace(fewer, likely=error.floor_bytes)  # the graphs that follow may not train it either
             return self._assumed(joint, default, kwargs)

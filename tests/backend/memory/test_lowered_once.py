@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch._inductor.codegen import cpp
 from torch._inductor.graph import GraphLowering
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
+from optpass.backend.compat import cache_counters
 from optpass.backend.compat.memory import indices_kept
 from optpass.backend.memory.partition import partitioner as partition
 from optpass.errors import BudgetInfeasibleError
@@ -53,6 +55,44 @@ def test_inductor_goes_on_from_the_replay(monkeypatch: pytest.MonkeyPatch, binds
     torch.testing.assert_close(gradients, [p.grad for p in net.parameters()])
     assert len(replays) >= 1
     assert len(generated) == 2 * len(replays)
+
+
+@pytest.mark.slow
+@pytest.mark.by_turns
+def test_equal_graphs_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.LayerNorm(32)) for _ in range(5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            one, two, three, four, five = self.parts  # a break in a loop would leave all of it to eager
+            x = one(x)
+            torch._dynamo.graph_break()
+            x = two(x)
+            torch._dynamo.graph_break()
+            x = three(x)
+            torch._dynamo.graph_break()
+            x = four(x)
+            torch._dynamo.graph_break()
+            return five(x).square().mean()
+
+    torch.manual_seed(0)
+    net, x = Net(), torch.randn(256, 32)
+    options = {"memory_budget": "1GB", "optimizer": "none"}
+    model = torch.compile(net, backend="optpass", options=options)
+    with monkeypatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+        before = cache_counters()
+        model(x).backward()
+        after = cache_counters()
+    gradients = [p.grad for p in net.parameters()]
+    net.zero_grad()
+    net(x).backward()
+    torch.testing.assert_close(gradients, [p.grad for p in net.parameters()])
+    # That of the first layer has no gradient of its input, and the last has the loss: three that differ.
+    found = {what: after[what] - before[what] for what in ("fxgraph_cache_miss", "fxgraph_cache_hit")}
+    assert found == {"fxgraph_cache_miss": 2 * 3, "fxgraph_cache_hit": 2 * 2}
 
 
 def test_an_index_is_looked_into_once_for_all_plans(monkeypatch: pytest.MonkeyPatch) -> None:
