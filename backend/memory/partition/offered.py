@@ -7,12 +7,15 @@ from collections.abc import Callable
 from optpass.backend.compat.memory_calls import LOOP
 from optpass.backend.memory.budget import Budget
 from optpass.backend.memory.partition.choose import Trial
-from optpass.backend.memory.plans.allot import light
+from optpass.backend.memory.plans.allot import light, lightest
 from optpass.backend.memory.plans.searches import least_held
 from optpass.passes.memory.search.schedule import State, Timeline
 from optpass.passes.memory.search.search import Search
 
 CarryOut = Callable[[Timeline], Trial]
+
+#: Plans that hold little and may not fit are carried out so many times before the smallest ones are.
+TRIES = 3
 
 
 def needed_beside_more(budget: Budget, search: Search, carry_out: CarryOut) -> int:
@@ -31,7 +34,7 @@ def offered_plan(budget: Budget, search: Search, carry_out: CarryOut, room: int)
     if budget.shared:
         more = budget.to_come
         named = room if more < LOOP else 0  # of a loop nobody knows how long it is
-        trial = carry_out(light(search, more, named) if more else least_held(search))
+        trial = carry_out(light(search, more, named)) if more else _holding_least(search, carry_out, room)
         if trial.peak > room and budget.lenient and not more:
             trial = carry_out(light(search))
         return trial if trial.peak <= room or budget.lenient else None
@@ -39,3 +42,15 @@ def offered_plan(budget: Budget, search: Search, carry_out: CarryOut, room: int)
         return None
     trial = carry_out(search.schedule.run(State.thawed(budget.state[1])))
     return trial if trial.peak <= room else None
+
+
+def _holding_least(search: Search, carry_out: CarryOut, room: int) -> Trial:
+    """The plan that holds least, or, where that needs more than `room` itself, the one that does of those that fit."""
+    trial, aim = carry_out(least_held(search)), room
+    for _ in range(TRIES - 1):
+        timeline = lightest(search, aim) if trial.peak > room else None
+        if timeline is None:
+            break
+        trial = carry_out(timeline)
+        aim -= max(1, trial.peak - room)
+    return trial

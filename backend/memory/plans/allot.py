@@ -103,6 +103,13 @@ def _choices_of(known: Search, tail: int, around: Around, waits: bool, brief: bo
     return _best(list(found.values()))
 
 
+def lightest(search: Search, room: int) -> Timeline | None:
+    """Of the plans that fit `room` as the search counts them, the one that holds least; None where none does."""
+    fitting = [one for one in choices_of(search, search.problem.tail) if max(one.peak, one.forward) <= room]
+    chosen = min(fitting, key=lambda choice: (choice.held, choice.peak, choice.seconds), default=None)
+    return None if chosen is None or chosen.state is None else search.schedule.run(State.thawed(chosen.state))
+
+
 def light(search: Search, runs: int = 1, room: int = 0) -> Timeline:
     """The plan of the smallest sum of its peak and what it holds, so many times: what it needs beside `runs` more runs
     of itself; or the fastest of which that fits `room`, with what comes between the halves of each."""

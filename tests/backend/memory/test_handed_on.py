@@ -70,6 +70,16 @@ def test_the_second_step_holds_whatever_the_new_plans_save(steps):
     assert refused.value.floor_bytes <= 1.03 * floor  # what the first graph can hold less of is not in it
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.3, 0.4])
+def test_the_first_step_holds_where_the_plan_that_holds_least_needs_too_much_itself(steps, share):
+    steps.measured(broken, 10**10)
+    floor, top = (int(max(cost[name] for cost in figures())) for name in ("floor_bytes", "unconstrained_bytes"))
+    budget = int(floor + share * (top - floor))
+    first, _, _, _ = steps.measured(broken, budget, steps=1)
+    assert first <= budget
+
+
 def test_a_bound_counts_what_plans_hold_on():
     frees, reads, saves = Choice(30, 10, 0.0), Choice(30, 10, 0.0, reads=8), Choice(30, 10, 0.0, returns=5)
     bound = Bound(1, ((0, 2),), 100, 1000, gone=7, handed_on={1: 6})
