@@ -7,7 +7,7 @@ from collections.abc import Callable
 from optpass.backend.compat.memory_calls import LOOP
 from optpass.backend.memory.budget import Budget
 from optpass.backend.memory.partition.choose import Trial
-from optpass.backend.memory.plans.allot import light, lightest
+from optpass.backend.memory.plans.light import light, lightest
 from optpass.backend.memory.plans.searches import least_held
 from optpass.passes.memory.search.schedule import State, Timeline
 from optpass.passes.memory.search.search import Search
