@@ -33,7 +33,7 @@ def load_factory(file: Path, factory: str | None, sets: Mapping[str, str], dtype
         ConfigError: no such file or factory, arguments that it does not take, an exception in it, or a wrong result.
     """
     path = _existing(file)
-    with _on_path(path.parent):
+    with on_path(path.parent):
         module = _executed(path, file)
         function = _attribute(module, file, factory)
         arguments = _arguments(function, f"{file}:{factory}", sets)
@@ -41,7 +41,7 @@ def load_factory(file: Path, factory: str | None, sets: Mapping[str, str], dtype
     name = f"{file}:{factory}{settings}"
 
     def build(mode: Any) -> Target:
-        with _on_path(path.parent), mode if mode is not None else contextlib.nullcontext():
+        with on_path(path.parent), mode if mode is not None else contextlib.nullcontext():
             result = function(**arguments)
         model, args, kwargs = _checked(result, f"{file}:{factory}")
         return Target(model, args, kwargs, name, fake_mode=mode, dtype=dtype, rebuild=lambda: build(None))
@@ -90,7 +90,8 @@ def _existing(file: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _on_path(folder: Path) -> Iterator[None]:
+def on_path(folder: Path) -> Iterator[None]:
+    """The folder first on `sys.path`, as for a script that is run."""
     sys.path.insert(0, str(folder))
     try:
         yield

@@ -22,7 +22,8 @@ from optpass.option_tables import TABLES, AttentionOptions, TableOption
 from optpass.units import Budget, parse_budget
 
 ENV_PREFIX = "OPTPASS_"
-_ENVIRONMENT = "environment"
+_COMMAND_LINE, _ENVIRONMENT = "command line", "environment"
+_BOOLEANS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 #: Variables that start with the prefix but are not options: set by optpass for its own child processes, or places.
 ENV_RESERVED = frozenset({"OPTPASS_RUN_ID", "OPTPASS_CACHE_DIR", "OPTPASS_DEBUG"})
 
@@ -115,6 +116,10 @@ class Options(BaseModel):
         """The options that some layer set, rather than left at their default."""
         return tuple(self._origin)
 
+    def shadowed(self, cli: Mapping[str, str]) -> tuple[str, ...]:
+        """The pairs from the command line that an earlier layer made void."""
+        return tuple(key for key in cli if self._origin.get(key) != _COMMAND_LINE)
+
     def override(self, values: Mapping[str, Any], layer: str = "options") -> Options:
         """These options with some set anew by `layer`, which messages name. Raises ConfigError as `resolve` does."""
         merged = {key: getattr(self, key) for key in self.given} | dict(_checked(values, layer))
@@ -174,7 +179,7 @@ def resolve(
     found = _toml_layer(start)
     if found is not None:
         layers.append((str(found[0]), _checked(found[1], str(found[0]))))
-    layers.append(("command line", _from_text(cli or {}, "command line")))
+    layers.append((_COMMAND_LINE, _from_text(cli or {}, _COMMAND_LINE)))
     layers.append((_ENVIRONMENT, _from_text(environment_layer(environ), _ENVIRONMENT)))
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
@@ -182,6 +187,9 @@ def resolve(
         for key, value in layer.items():
             if key not in merged:
                 merged[key], origin[key] = value, name
+    typed = dict(layers[-2][1])
+    if any(origin[key] != _COMMAND_LINE for key in typed):  # typed just now, so told of although it has no effect
+        _validate(typed, dict.fromkeys(typed, _COMMAND_LINE))
     return _validate(merged, origin)
 
 
@@ -223,19 +231,9 @@ def _parse(key: str, text: str, where: str) -> Any:
     kinds = typing.get_args(annotation) if typing.get_origin(annotation) in (typing.Union, types.UnionType) else ()
     origin = typing.get_origin(annotation) or annotation
     if origin is bool:
-        words = {
-            "1": True,
-            "true": True,
-            "yes": True,
-            "on": True,
-            "0": False,
-            "false": False,
-            "no": False,
-            "off": False,
-        }
-        if text.strip().lower() not in words:
+        if text.strip().lower() not in _BOOLEANS:
             raise ConfigError(f"{_where(where, key)}={text!r} is not a boolean; write 1 or 0")
-        return words[text.strip().lower()]
+        return _BOOLEANS[text.strip().lower()]
     if origin is tuple:
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if key in TABLES:

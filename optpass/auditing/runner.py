@@ -295,5 +295,6 @@ def die_by(number: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program's own core is the one of interest
     sys.stdout.flush()
     sys.stderr.flush()
-    signal.signal(number, signal.SIG_DFL)
+    with suppress(OSError):  # SIGKILL has no handler that could be in the way
+        signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import textwrap
 from collections.abc import Iterator
 from typing import Annotated
@@ -14,7 +13,7 @@ import typer
 from optpass.cli.flags import Device, Html, Json, Sets, pairs
 from optpass.cli.progress import bar
 from optpass.errors import ConfigError
-from optpass.reporting.writable import check_target
+from optpass.reporting.writable import check_targets
 
 #: Characters of a figure's source in the list of devices; `sources` of the spec has it whole.
 _SOURCE = 60
@@ -51,8 +50,7 @@ def analyze(
     if target is None:
         raise ConfigError("no target given; see optpass analyze --help, or --list for the models by name")
     settings = pairs(set_, "--set")
-    for flag, path in (("--json", json), ("--html", html)):
-        check_target(flag, path)
+    check_targets({"--json": json, "--html": html})
     with quiet(), bar("loading") as told:
         from optpass.api import analyze as run
 
@@ -71,8 +69,10 @@ def quiet() -> Iterator[None]:
     import logging
     import warnings
 
+    from optpass.cli.output import result_only
+
     before = logging.root.manager.disable
-    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+    with result_only(), warnings.catch_warnings():
         if "TORCH_LOGS" not in os.environ:
             warnings.simplefilter("ignore")
             logging.disable(logging.CRITICAL)

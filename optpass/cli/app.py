@@ -6,8 +6,10 @@ the top; torch, pydantic and rich come in inside the functions. `optpass --help`
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,6 +20,10 @@ from optpass.errors import OptPassError
 
 #: Exit code after Ctrl-C: 128 + SIGINT, as shells have it. Typer turns the exception into it.
 INTERRUPTED = 130
+#: Exit code where the reader of standard output left: 128 + SIGPIPE.
+_READER_LEFT = 141
+#: What the system says where standard output takes no more.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 app = typer.Typer(
     name="optpass",
@@ -52,7 +58,9 @@ def _root(
 
 
 def run(argv: list[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 2 bad input, 130 interrupted; verbs may add codes of their own.
+    """Run the command line and exit: 0 done, 2 bad input, 130 interrupted, 141 where the reader of the output left.
+
+    Verbs may add codes of their own.
 
     `--debug` may stand anywhere before `--`; it turns the one-line error into a traceback.
     """
@@ -60,15 +68,23 @@ def run(argv: list[str] | None = None) -> None:
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in own or os.environ.get("OPTPASS_DEBUG", "") not in ("", "0")
     arguments = [a for i, a in enumerate(arguments) if a != "--debug" or i >= len(own)]
+    if sys.stdout is None:  # closed by who started us
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # for as long as the process is
     try:
         code = app(arguments or ["--help"], prog_name="optpass", standalone_mode=False)
+        sys.stdout.flush()
     except OptPassError as error:
         if debug:
             raise
         _fail(str(error), error.exit_code)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; nothing more to say
-        raise SystemExit(141) from None
+        _no_more_output()
+        raise SystemExit(_READER_LEFT) from None
+    except OSError as error:
+        if debug or error.filename is not None or error.errno not in _FULL:
+            raise
+        _no_more_output()
+        _fail(f"standard output cannot be written: {error.strerror}; free some space, or send it elsewhere", 2)
     except Exception as error:
         usage = getattr(error, "format_message", None)  # typer's own: a flag or a value that the parser refuses
         if usage is None or debug:
@@ -77,6 +93,11 @@ def run(argv: list[str] | None = None) -> None:
     if code == INTERRUPTED:
         _fail("interrupted", INTERRUPTED)
     raise SystemExit(code or 0)
+
+
+def _no_more_output() -> None:
+    """What standard output still holds goes nowhere, so that Python's exit does not fail by it again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _command(arguments: list[str]) -> str:

@@ -13,7 +13,7 @@ import typer
 
 from optpass.cli.flags import Html, Json
 from optpass.errors import AuditError, ConfigError
-from optpass.reporting.writable import STDOUT, check_target
+from optpass.reporting.writable import STDOUT, check_targets
 
 if TYPE_CHECKING:
     from optpass.auditing.runner import Ended, Job
@@ -80,10 +80,7 @@ def audit(
     if fail_on == "new" and baseline is None:
         raise ConfigError("--fail-on new needs --baseline PATH, the audit to compare with")
     named = {"--json": json, "--html": html, "--markdown": markdown, "--sarif": sarif, "--save-baseline": save_baseline}
-    for flag, path in named.items():
-        if path == STDOUT and flag != "--json":
-            raise ConfigError(f"{flag}: give a file; only --json writes to standard output")
-        check_target(flag, path)
+    check_targets(named)
     from optpass.auditing.runner import run
     from optpass.reporting.audit.files import read
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from optpass.errors import ConfigError
+
+if TYPE_CHECKING:
+    from optpass.options import Options
 
 Json = Annotated[str | None, typer.Option("--json", metavar="PATH", help="Write JSON to PATH; '-' is standard output.")]
 Html = Annotated[str | None, typer.Option("--html", metavar="PATH", help="Write one offline HTML page to PATH.")]
@@ -32,3 +35,18 @@ def pairs(values: list[str] | None, flag: str) -> dict[str, str]:
             raise ConfigError(f"{flag} {text!r} is not KEY=VALUE")
         result[key.strip()] = value.strip()
     return result
+
+
+def tell_shadowed(options: Options, given: dict[str, str], file: str | None = None) -> None:
+    """Say which `--option` has no effect, since `[options]` of a training file or optpass.toml comes first.
+
+    Args:
+        options: as resolved with `given`.
+        given: pairs of `--option`.
+        file: the training file.
+    """
+    for key in options.shadowed(given):
+        place = options.where(key)
+        if file is not None and place.startswith("options: "):
+            place = f"{file}: [options] {key}"
+        typer.echo(f"optpass: --option {key}={given[key]} has no effect: {place} comes first", err=True)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,20 +16,51 @@ if TYPE_CHECKING:
     from optpass.reporting.plan.model import PlanReport
 
 STDOUT = "-"
+#: Columns below which no view is laid out: `COLUMNS=0`, which some schedulers set, would leave nothing of it.
+_NARROWEST = 40
 
 
 def console(*, stderr: bool = False) -> Console:
     """A rich console on standard output or standard error; plain where that is not a terminal.
 
-    Characters that the stream cannot encode are replaced, so that printing a name never fails.
+    Characters that the stream cannot encode are replaced, so that printing a name never fails. A reader that left is
+    told by `BrokenPipeError`, as by any other stream.
     """
     from rich.console import Console
+
+    class Told(Console):
+        def on_broken_pipe(self) -> None:  # rich's own ends the process by exit code 1, which has another meaning here
+            raise BrokenPipeError
 
     stream = sys.stderr if stderr else sys.stdout
     reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="replace")
-    return Console(file=stream, highlight=False, markup=False, emoji=False)
+    made = Told(file=stream, highlight=False, markup=False, emoji=False)
+    if made.width < _NARROWEST:
+        made.width = _NARROWEST
+    return made
+
+
+@contextlib.contextmanager
+def result_only() -> Iterator[None]:
+    """Keep standard output for the result: what else prints there, from Python or C, goes to standard error."""
+    sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+    except OSError:  # closed
+        kept = None
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            if kept is not None:
+                with contextlib.suppress(OSError):
+                    os.dup2(2, 1)
+            yield
+    finally:
+        if kept is not None:
+            ctypes.CDLL(None).fflush(None)  # what C printed and still holds
+            os.dup2(kept, 1)
+            os.close(kept)
 
 
 def emit(
@@ -45,6 +80,19 @@ def emit(
     Raises:
         ReportError: a file cannot be written.
     """
+    written = write_files(obj, json, html)
+    if json != STDOUT:
+        render(obj, top=top)
+    for path in written:
+        print(f"wrote {path}", file=sys.stderr)
+
+
+def write_files(obj: Report | Analysis | PlanReport, json: str | None, html: str | None) -> list[str]:
+    """The files that were asked for, and the JSON on standard output where it was; the paths of the files.
+
+    Raises:
+        ReportError: a file cannot be written.
+    """
     from optpass.reporting.files import to_json, write_text
 
     text = to_json(obj) if json is not None else ""
@@ -58,10 +106,7 @@ def emit(
     if json == STDOUT:
         sys.stdout.write(text)
         sys.stdout.flush()
-    else:
-        render(obj, top=top)
-    for path in written:
-        print(f"wrote {path}", file=sys.stderr)
+    return written
 
 
 def write_page(obj: Report | Analysis | PlanReport, path: str) -> None:

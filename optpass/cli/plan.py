@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from optpass.cli.analyze import quiet
-from optpass.cli.flags import Device, Html, Json, OptionPairs, Sets, pairs
+from optpass.cli.flags import Device, Html, Json, OptionPairs, Sets, pairs, tell_shadowed
 from optpass.cli.progress import bar
 from optpass.errors import ConfigError
-from optpass.reporting.writable import check_target
+from optpass.reporting.writable import check_targets
 
 if TYPE_CHECKING:
     from optpass.planning.request import Progress
@@ -52,11 +52,11 @@ def plan(
 ) -> None:
     """Plan the memory of a training step: what is saved, what is recomputed, and what it costs. Nothing is run.
 
-    A training file brings its model, batch, optimizer and budget; flags win over it. Without a budget the plan is the
-    one in which nothing is recomputed for memory's sake, with the curve of all others.
+    A training file brings its model, batch, optimizer and budget; flags win over it, but for --option, which its
+    [options] and optpass.toml win over. Without a budget the plan is the one in which nothing is recomputed for
+    memory's sake, with the curve of all others.
     """
-    for flag, path in (("--json", json), ("--html", html)):
-        check_target(flag, path)
+    check_targets({"--json": json, "--html": html})
     given = {
         "memory_budget": budget, "optimizer": optimizer, "batch": batch, "accumulation": accumulation, "shard": shard,
         "device": device,
@@ -89,12 +89,17 @@ def _of_target(
     from optpass.plan_api import plan as run
 
     flags: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    return run(target, size=size, sets=sets, dtype=dtype, options=resolve(cli=option), progress=told, **flags)
+    options = resolve(cli=option)
+    tell_shadowed(options, option)
+    return run(target, size=size, sets=sets, dtype=dtype, options=options, progress=told, **flags)
 
 
 def _of_file(path: Path, flags: Mapping[str, object], option: dict[str, str], told: Progress | None) -> PlanReport:
+    from optpass.training.config import load
     from optpass.training.planned import plan_file
 
+    if option:
+        tell_shadowed(load(path, option_pairs=option).options, option, str(path))
     return plan_file(path, flags={k: v for k, v in flags.items() if v is not None}, option_pairs=option, progress=told)
 
 

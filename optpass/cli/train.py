@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optpass.cli import output
-from optpass.cli.flags import Html, Json, OptionPairs, pairs
+from optpass.cli.ending import Terminated, raised_signals
+from optpass.cli.flags import Html, Json, OptionPairs, pairs, tell_shadowed
 from optpass.cli.progress import calibrating
 from optpass.errors import ConfigError, OptPassError, ReportError
+from optpass.reporting.writable import check_targets
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from optpass.training.config import TrainingConfig
+    from optpass.training.config import Job, TrainingConfig
     from optpass.training.loop import StepEvent
     from optpass.training.outcome import Outcome
     from optpass.training.run import OnStep, Prepared
@@ -61,15 +63,34 @@ def train(
         overrides={key: value for key, value in flags.items() if value is not None},
         option_pairs=pairs(option, "--option"),
     )
+    tell_shadowed(job.options, pairs(option, "--option"), str(config))
+    check_targets({"--json": json, "--html": html})
     console = output.console(stderr=json == output.STDOUT)
-    with _waiting(console, "reading text, building the model"):
-        from optpass.reporting.writable import check_target
-        from optpass.training.run import calibrate, calibrated, execute, prepare
+    with contextlib.ExitStack() as stack:
+        if json == output.STDOUT:
+            stack.enter_context(output.result_only())
+        prepared = _prepared(console, job, compare=compare is not None)
+        try:
+            outcome = _executed(console, prepared)
+        except ReportError:
+            raise
+        except (OptPassError, KeyboardInterrupt, BrokenPipeError) as error:
+            stack.close()  # standard output takes the result again
+            _ended(error, prepared, json, html)
+            raise
+    _finish(console, prepared, outcome, json, html)
+    if outcome.memory is not None and not outcome.memory.fits:
+        raise typer.Exit(OVER_BUDGET)
+    if outcome.holds(prepared.job.config.compare_tolerance) is False:
+        raise typer.Exit(1)
 
-        for flag, path in (("--json", json), ("--html", html)):
-            check_target(flag, path)
-        prepared = prepare(job, compare=compare is not None)
-    settings = prepared.job.config  # with its micro-batch, where that was to be found
+
+def _prepared(console: Console, job: Job, *, compare: bool) -> Prepared:
+    """The run, checked and announced; the processor measured, where it never was."""
+    with _waiting(console, "reading text, building the model"):
+        from optpass.training.run import calibrate, calibrated, prepare
+
+        prepared = prepare(job, compare=compare)
     if not calibrated(prepared):
         with calibrating() as told:
             calibrate(prepared, told)
@@ -79,20 +100,29 @@ def train(
 
         render_plan(prepared.plan, console, top=_PLAN_ROWS)
         _say(console, "")
-    try:
-        with _progress(console, settings) as on_step:
-            outcome = execute(prepared, on_step)
-    except ReportError:
-        raise
-    except (OptPassError, KeyboardInterrupt) as error:
-        ended = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped"
-        typer.echo(f"{ended}; what the run reached is in {prepared.folder / 'report.json'}", err=True)
-        raise
-    _finish(console, prepared, outcome, json, html)
-    if outcome.memory is not None and not outcome.memory.fits:
-        raise typer.Exit(OVER_BUDGET)
-    if outcome.holds(settings.compare_tolerance) is False:
-        raise typer.Exit(1)
+    return prepared
+
+
+def _executed(console: Console, prepared: Prepared) -> Outcome:
+    from optpass.training.run import execute
+
+    with raised_signals(), _progress(console, prepared.job.config) as on_step:  # its micro-batch is a number by now
+        return execute(prepared, on_step)
+
+
+def _ended(error: BaseException, prepared: Prepared, json: str | None, html: str | None) -> None:
+    """Say where the partial report is, and write it where it was asked for; a signal's exit code where one came."""
+    from optpass.reporting.files import read_json
+
+    reached = prepared.folder / "report.json"
+    ended = "interrupted" if isinstance(error, (KeyboardInterrupt, BrokenPipeError)) else "stopped"
+    typer.echo(f"{ended}; what the run reached is in {reached}", err=True)
+    if json is not None or html is not None:
+        for path in output.write_files(read_json(reached), json, html):
+            typer.echo(f"wrote {path}", err=True)
+    if isinstance(error, Terminated):
+        typer.echo(f"optpass: error: {error}", err=True)
+        raise typer.Exit(error.exit_code) from error
 
 
 def _say(console: Console, text: str) -> None:

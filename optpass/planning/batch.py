@@ -19,6 +19,8 @@ _LARGEST = 1 << 20
 def largest_batch(request: Request, budget: int) -> tuple[Solved, list[tuple[int, int]]]:
     """The step at the largest micro-batch whose smallest peak is within `budget` bytes, and what was tried.
 
+    The request's headroom is left free where more than one sample fits beside it.
+
     Returns:
         The step, and (micro-batch, its smallest peak in bytes) of every trace, by micro-batch.
 
@@ -33,26 +35,29 @@ def largest_batch(request: Request, budget: int) -> tuple[Solved, list[tuple[int
             found[batch] = solve(request, batch)
             planner = found[batch].planner
             floors[batch], lines[batch] = planner.floor, planner.graph_floor
-            _keep_only(found, batch, budget)
+            _keep_only(found, batch, room)
         return floors[batch]
 
     floors: dict[int, int] = {}
     lines: dict[int, int] = {}  # without the optimizer's step, which does not grow with the batch
+    room = int(budget * (1 - request.headroom))
     if floor(1) > budget:
         raise no_plan(request, found[1], budget)
     if found[1].captured.batch is None:
         raise ConfigError("--batch auto: this target does not say which of its sizes is the micro-batch")
+    if floor(1) > room:
+        return found[1], sorted(floors.items())
     low, high = 1, _LARGEST + 1  # the largest that fits, the smallest that does not
     guess = 2
     for _ in range(_MOST_TRACES):
         if high - low <= 1:
             break
         guess = min(max(guess, low + 1), high - 1)
-        if floor(guess) <= budget:
+        if floor(guess) <= room:
             low = guess
         else:
             high = guess
-        guess = _secant(lines, budget, low, high)
+        guess = _secant(lines, room, low, high)
     return found[low], sorted(floors.items())
 
 

@@ -55,7 +55,7 @@ def plan_step(request: Request) -> PlanReport:
 
         if budget is None:
             raise ConfigError("--batch auto looks for the largest micro-batch within a budget; name one with --budget")
-        solved, tried = largest_batch(request, int(budget * (1 - request.headroom)))
+        solved, tried = largest_batch(request, budget)
     else:
         solved = solve(request, request.batch)
     plan = solved.planner.plan(budget)
@@ -69,7 +69,10 @@ def plan_step(request: Request) -> PlanReport:
 
 def budget_of(request: Request) -> int | None:
     """The budget in bytes on the request's device."""
-    return None if request.budget is None else resolve_budget(request.budget, request.device, request.where)
+    if request.budget is None:
+        return None
+    named = request.options.device is not None
+    return resolve_budget(request.budget, request.device, request.where, named=named)
 
 
 def solve(request: Request, batch: int | None) -> Solved:

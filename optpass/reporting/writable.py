@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from optpass.errors import ConfigError
 
 STDOUT = "-"
+
+
+def check_targets(named: Mapping[str, str | None]) -> None:
+    """Fail now rather than after a minute of work, where the files that flags name could not all be written.
+
+    Args:
+        named: path by flag, e.g. {"--json": "-", "--html": None}; None where the flag was not given.
+
+    Raises:
+        ConfigError: as `check_target`; two flags name one file; or '-' for a flag other than --json.
+    """
+    taken: dict[str, str] = {}
+    for flag, path in named.items():
+        if path == STDOUT and flag != "--json":
+            raise ConfigError(f"{flag}: give a file; only --json writes to standard output")
+        check_target(flag, path)
+        if path is None or path == STDOUT or (Path(path).exists() and not Path(path).is_file()):
+            continue  # what is no regular file (/dev/null, a pipe) takes several
+        other = taken.setdefault(os.path.realpath(path), flag)
+        if other != flag:
+            raise ConfigError(f"{flag} {path}: {other} writes to that file too; give each its own")
 
 
 def check_target(flag: str, path: str | None) -> None:

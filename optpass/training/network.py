@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from optpass import models
 from optpass.errors import ConfigError, did_you_mean
+from optpass.factory import on_path
 from optpass.training.config import Job
 from optpass.training.data import stream_seed
 
@@ -106,7 +108,8 @@ def _from_file(job: Job) -> nn.Module:
     path = (job.path.parent / text).resolve()
     factory = _load(where, path, name)
     try:
-        module = factory()
+        with on_path(path.parent):
+            module = factory()
     except _CALL_ERRORS as error:
         raise ConfigError(f"{where}: the factory raised {type(error).__name__}: {_line(error)}") from error
     if not isinstance(module, nn.Module):
@@ -117,13 +120,17 @@ def _from_file(job: Job) -> nn.Module:
 def _load(where: str, path: Path, name: str) -> Any:
     if not path.is_file():
         raise ConfigError(f"{where}: there is no file {path}; write 'file.py:factory', relative to the training file")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    registered = f"optpass_model_{path.stem}"  # the plain name may be that of a package which the file imports
+    spec = importlib.util.spec_from_file_location(registered, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{where}: {path} is not a Python file; write 'file.py:factory'")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[registered] = module  # Dynamo looks up there what a forward reads and writes of its globals
     try:
-        spec.loader.exec_module(module)
+        with on_path(path.parent):
+            spec.loader.exec_module(module)
     except (SyntaxError, ImportError, NameError, OSError, *_CALL_ERRORS) as error:
+        sys.modules.pop(registered, None)
         raise ConfigError(f"{where}: {path} cannot be imported: {type(error).__name__}: {_line(error)}") from error
     factory = getattr(module, name, None)
     if not callable(factory):

@@ -150,7 +150,7 @@ def execute(prepared: Prepared, on_step: OnStep) -> Outcome:
 
     Raises:
         TrainError: the loss is not finite, or the model failed; the partial report is written.
-        KeyboardInterrupt: as it came; the partial report is written.
+        KeyboardInterrupt, BrokenPipeError: as they came; the partial report is written.
         ReportError: the report cannot be written.
     """
     outcome, config = Outcome(), prepared.job.config
@@ -160,12 +160,15 @@ def execute(prepared: Prepared, on_step: OnStep) -> Outcome:
                 outcome.steps.append(event)
                 if other is not None:
                     outcome.eager.append(other)
-                on_step(event, other)
+                _tell(on_step, event, other)
             held_out = prepared.batches.validation(VALIDATION_BATCHES)
             outcome.validation_loss = validation_loss(prepared.model, held_out, config)
         outcome.status = "done"
-    except KeyboardInterrupt:
-        _end(prepared, outcome, "interrupted", "stopped by the user")
+    except KeyboardInterrupt as error:
+        _end(prepared, outcome, "interrupted", str(error) or "stopped by the user")
+        raise
+    except BrokenPipeError:
+        _end(prepared, outcome, "interrupted", "who read the progress left")
         raise
     except Exception as error:
         cause = _deliberate(error, len(outcome.steps) + 1)
@@ -173,6 +176,16 @@ def execute(prepared: Prepared, on_step: OnStep) -> Outcome:
         raise cause from error
     _write(prepared, outcome)
     return outcome
+
+
+def _tell(on_step: OnStep, event: StepEvent, eager: StepEvent | None) -> None:
+    """Show a step; that it cannot be shown is no failure of the step."""
+    try:
+        on_step(event, eager)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise TrainError(f"after step {event.step}: its line cannot be written: {error.strerror}") from error
 
 
 def calibrate(prepared: Prepared, progress: Callable[[float, str], None] | None = None) -> None:

@@ -87,6 +87,12 @@ def test_a_signal_reaches_the_program_and_the_report_is_there(program: Path, tmp
     assert made.exit_code == -number and made.partial and len(made.breaks) == 1
 
 
+def test_a_program_that_is_killed_ends_us_alike(tmp_path: Path) -> None:
+    (tmp_path / "killed.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    done = audit("killed.py", cwd=tmp_path)
+    assert done.returncode == -signal.SIGKILL and "Traceback" not in done.stderr
+
+
 def test_a_program_that_compiles_nothing_is_exit_4(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text("print('hello')")
     done = audit("plain.py", "--json", "a.json", cwd=tmp_path)

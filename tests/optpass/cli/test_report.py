@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from optpass.cli.app import run
-from optpass.cli.output import console, emit
+from optpass.cli.output import console, emit, result_only
 from optpass.errors import ReportError
 from optpass.reporting.files import read_json, write_json
 from optpass.reporting.model import Analysis, DeviceRecord, GraphRecord, Op, ProcessRecord, Report, Totals
+from optpass.reporting.plan.model import LedgerRecord, PlanReport
 
 
 def make_report(pid: int = 1, run_id: str = "run") -> Report:
@@ -64,9 +67,12 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.Ca
     for arguments, expected in (
         ((tmp_path / "none.json",), "no such file"),
         ((bad,), "'optpass.report/7', expected 'optpass.report/1'"),
-        ((good, "--json", good / "x.json"), "a part of the path is a file"),
-        ((good, "--html", tmp_path), "give a file name"),
-        ((good, analysis, "--json", "-"), "one report or one analysis"),
+        ((good, "--json", good / "x.json"), "is a file, not a folder; choose another place"),
+        ((good, "--html", tmp_path), "is a folder; give a file name"),
+        ((good, analysis, "--json", "-"), "one report, analysis or plan"),
+        ((good, "--html", "-"), "only --json writes to standard output"),
+        ((good, "--json", tmp_path / "o", "--html", tmp_path / "sub" / ".." / "o"), "--json writes to that file too"),
+        ((good, "--html", good), "would overwrite the file that is read"),
     ):
         with pytest.raises(SystemExit) as caught:
             run(["report", *map(str, arguments)])
@@ -75,6 +81,54 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.Ca
         assert expected in captured.err and captured.err.count("\n") == 1
     assert sorted(tmp_path.iterdir()) == sorted([good, bad, analysis])
     assert optpass(good, "--top", "0").returncode == 2
+
+
+def test_a_plan_is_shown_and_written_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = PlanReport(
+        target="toy", device=DeviceRecord(key="x", name="X"), predicted_peak_bytes=3, floor_bytes=3,
+        unconstrained_bytes=3, optimizer_step_bytes=1, ledger=LedgerRecord(),
+    )  # fmt: skip
+    write_json(plan, tmp_path / "p.json")
+    write_json(make_report(), tmp_path / "r.json")
+    for arguments in (["p.json", "r.json"], ["p.json", "--json", "-", "--html", "page.html"]):
+        with pytest.raises(SystemExit) as caught:
+            run(["report", *(a if a.startswith("-") else str(tmp_path / a) for a in arguments)])
+        assert not caught.value.code
+    shown, _, text = capsys.readouterr().out.partition("{")
+    assert "optpass plan: toy" in shown and "optpass report: small" in shown
+    assert json.loads("{" + text)["target"] == "toy" and (tmp_path / "page.html").read_text().startswith("<!DOCTYPE")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_output_that_is_full_or_not_read(tmp_path: Path) -> None:
+    write_json(make_report(), tmp_path / "r.json")
+    command = [sys.executable, "-m", "optpass", "report", str(tmp_path / "r.json")]
+    for extra in ([], ["--json", "-"]):
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run([*command, *extra], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1
+        assert "standard output cannot be written: No space left on device" in done.stderr
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(write)
+    assert done.returncode == 141 and done.stderr == ""
+
+
+def test_no_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    emit(make_report())
+    assert "optpass report: small" in capsys.readouterr().out
+
+
+def test_what_is_printed_below_python_is_no_result(capfd: pytest.CaptureFixture[str]) -> None:
+    with result_only():
+        print("by Python")
+        os.write(1, b"by the system")
+        ctypes.CDLL(None).printf(b"by C")
+    print("the result")
+    out, err = capfd.readouterr()
+    assert out == "the result\n" and all(f"by {who}" in err for who in ("Python", "the system", "C"))
 
 
 def test_emit_writes_before_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -148,9 +149,10 @@ def test_a_diverging_run_exits_3_and_says_where_its_report_is(
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent otherwise there")
-def test_ctrl_c_exits_130_and_leaves_a_report(job: Callable[..., str]) -> None:
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"])
+def test_a_signal_leaves_a_report(job: Callable[..., str], number: int, code: int) -> None:
     child = subprocess.Popen(
-        [sys.executable, "-m", "optpass", "train", job(), "--steps", "100000"],
+        [sys.executable, "-m", "optpass", "train", job(), "--steps", "100000", "--json", "r.json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -160,9 +162,79 @@ def test_ctrl_c_exits_130_and_leaves_a_report(job: Callable[..., str]) -> None:
     for line in child.stdout:
         if line.startswith("step "):
             break
-    child.send_signal(signal.SIGINT)
+    child.send_signal(number)
     _, err = child.communicate(timeout=60)
-    assert child.returncode == 130, err
+    assert child.returncode == code, err
     assert "Traceback" not in err and "interrupted" in err
+    for path in ("runs/job/report.json", "r.json"):
+        training = json.loads(Path(path).read_text())["training"]
+        assert training["status"] == "interrupted" and training["steps"], path
+
+
+def test_a_reader_that_leaves_ends_the_run_with_its_report(
+    job: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Left(io.StringIO):
+        def write(self, text: str) -> int:
+            if text.startswith("step "):
+                raise BrokenPipeError
+            return len(text)
+
+        def fileno(self) -> int:
+            return os.open(os.devnull, os.O_WRONLY)
+
+    monkeypatch.setattr(sys, "stdout", Left())
+    assert run(job(), "-O", "inner=eager", "--steps", "9") == 141
+    assert "interrupted; what the run reached is in runs/job/report.json" in capfd.readouterr().err
     training = json.loads(Path("runs/job/report.json").read_text())["training"]
-    assert training["status"] == "interrupted" and training["steps"]
+    assert training["status"] == "interrupted" and len(training["steps"]) == 1
+
+
+MODEL = """
+import os
+import torch
+from beside import WIDTH
+
+CALLS = 0
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.head = torch.nn.Embedding(257, WIDTH), torch.nn.Linear(WIDTH, 257)
+
+    def forward(self, x, y):
+        global CALLS
+        CALLS += 1
+        scores = self.head(self.tokens(x))
+        return scores, torch.nn.functional.cross_entropy(scores.flatten(0, 1), y.flatten())
+
+
+def make():
+    print("printed by the model")
+    os.write(1, b"written by the model")
+    return Model()
+"""
+
+
+def test_a_model_file_that_prints_imports_and_counts(
+    job: Callable[..., str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path("model.py").write_text(MODEL)
+    Path("beside.py").write_text("WIDTH = 8\n")
+    text = Path(job()).read_text().replace('size = "tiny"', 'model = "model.py:make"')
+    Path("job.toml").write_text(text.replace("[training.model_config]\nvocab = 257\nlayers = 1\n", ""))
+    assert run("job.toml", "--json", "-") == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["training"]["status"] == "done"
+    assert "printed by the model" in err and "written by the model" in err
+
+
+def test_an_option_that_the_file_sets_is_said_to_have_no_effect(
+    job: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(job(), "-O", "inner=eager", "--steps", "1") == 0
+    said = capsys.readouterr().err
+    assert "optpass: --option inner=eager has no effect: job.toml: [options] inner comes first" in said
+    assert run(job(), "-O", "inner=5e", "-O", "strict=maybe") == 2
+    assert "command line: strict='maybe' is not a boolean" in capsys.readouterr().err

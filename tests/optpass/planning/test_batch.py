@@ -37,7 +37,7 @@ class Step:
 def search(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, list[int]]]:
     """Searches steps whose forward and backward need `line(batch)` bytes; returns the batch, and what was traced."""
 
-    def run(line: Callable[[int], int], budget: int, least: int = 0) -> tuple[int, list[int]]:
+    def run(line: Callable[[int], int], budget: int, least: int = 0, headroom: float = 0.0) -> tuple[int, list[int]]:
         traced: list[int] = []
 
         def solve(_: Request, batch: int) -> Step:
@@ -46,7 +46,7 @@ def search(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, list[int
 
         monkeypatch.setattr(batches, "solve", solve)
         monkeypatch.setattr(batches, "no_plan", lambda *_: BudgetInfeasibleError("no", floor_bytes=1, budget_bytes=1))
-        request = Request(capture=None, device=devices.resolve("h100"))  # type: ignore[arg-type]
+        request = Request(capture=None, device=devices.resolve("h100"), headroom=headroom)  # type: ignore[arg-type]
         found, tried = largest_batch(request, budget)
         assert [b for b, _ in tried] == sorted(traced)
         return found.captured.batch, traced
@@ -73,6 +73,11 @@ def test_a_line_with_a_bend_and_the_optimizers_step_beneath(search: Any, expecte
 def test_not_even_one(search: Any) -> None:
     with pytest.raises(BudgetInfeasibleError):
         search(lambda n: 100 * n, 99)
+
+
+@pytest.mark.parametrize("budget, expected", [(10_300, 99), (300, 2), (103, 1), (100, 1)])
+def test_headroom_is_left_where_it_can_be(search: Any, budget: int, expected: int) -> None:
+    assert search(lambda n: 100 * n, budget, headroom=0.03)[0] == expected
 
 
 def test_a_target_without_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,6 +53,15 @@ def test_a_share_needs_a_device() -> None:
     for device in (None, cpu):
         with pytest.raises(ConfigError, match=r"memory_budget='80%'.* is not known.*'20GiB'"):
             budget_bytes(Options(memory_budget="80%"), device)
+
+
+def test_a_share_of_this_machine_is_taken_where_it_is_named() -> None:
+    spec = devices.resolve("cpu")
+    cpu = replace(spec, memory_bytes=1000, sources={**spec.sources, "memory_bytes": "made up"})
+    with pytest.raises(ConfigError, match="only where its processor is named"):
+        budget_bytes(Options(memory_budget="80%"), cpu)
+    assert budget_bytes(Options(memory_budget="80%", device="cpu"), cpu) == 800
+    assert budget_bytes(Options(memory_budget=5000), cpu) == 5000  # nobody chose its memory as the measure
 
 
 def test_more_than_the_device_has() -> None:
