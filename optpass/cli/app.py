@@ -15,6 +15,7 @@ import typer
 from optpass import __version__
 from optpass.cli import analyze, audit, bench, env, plan, report, train
 from optpass.errors import OptPassError
+from optpass.naming import on_the_command_line
 
 #: Exit code after Ctrl-C: 128 + SIGINT, as shells have it. Typer turns the exception into it.
 INTERRUPTED = 130
@@ -61,7 +62,8 @@ def run(argv: list[str] | None = None) -> None:
     debug = "--debug" in own or os.environ.get("OPTPASS_DEBUG", "") not in ("", "0")
     arguments = [a for i, a in enumerate(arguments) if a != "--debug" or i >= len(own)]
     try:
-        code = app(arguments or ["--help"], prog_name="optpass", standalone_mode=False)
+        with on_the_command_line():
+            code = app(arguments or ["--help"], prog_name="optpass", standalone_mode=False)
     except OptPassError as error:
         if debug:
             raise
