@@ -77,5 +77,5 @@ def test_not_even_one(search: Any) -> None:
 
 def test_a_target_without_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "solve", lambda *_: Step(None, 10, 10))
-    with pytest.raises(ConfigError, match="--batch auto"):
+    with pytest.raises(ConfigError, match=r"^batch='auto'"):
         largest_batch(Request(capture=None, device=devices.resolve("h100")), 100)  # type: ignore[arg-type]
