@@ -26,7 +26,7 @@ from optpass.backend.eager_ops import watched
 from optpass.backend.fake_copy import fake_copy
 from optpass.backend.trace_error import reason
 from optpass.backend.whole import whole_graph
-from optpass.errors import OptPassError, TraceError
+from optpass.errors import TraceError, deliberate
 from optpass.passes.contract import AtenGraph
 
 log = logging.getLogger(__name__)
@@ -138,9 +138,10 @@ def capture_model(
             _trace_whole(result, inner, inputs, named, loss, train, _Trace(joint, as_inductor))
         if joint:
             result.model, result.arguments = inner, (*inputs, *named.values())
-    except OptPassError:
-        raise
     except Exception as error:
+        meant = deliberate(error)
+        if meant is not None:
+            raise meant from meant.__cause__
         raise TraceError(f"the model could not be traced: {_where(error, result)}") from error
     finally:
         compat.reset_dynamo()

@@ -29,12 +29,22 @@ def spec_for(options: Options, inputs: Sequence[Any]) -> Callable[[], DeviceSpec
     def find() -> DeviceSpec:
         if options.device is None:
             return actual(kind)
-        try:
-            return named(options.device)
-        except ConfigError as error:
-            raise ConfigError(f"{options.where('device')}={options.device!r}: {error}") from None
+        return chosen(options)
 
     return find
+
+
+def chosen(options: Options) -> DeviceSpec:
+    """The spec that the option `device`, which must be set, names.
+
+    Raises:
+        ConfigError: the named device is unknown.
+    """
+    assert options.device is not None  # the caller's part
+    try:
+        return named(options.device)
+    except ConfigError as error:
+        raise ConfigError(f"{options.where('device')}={options.device!r}: {error}") from None
 
 
 def fingerprint(options: Options, spec: Callable[[], DeviceSpec]) -> str:

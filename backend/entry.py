@@ -34,6 +34,7 @@ from optpass.errors import BudgetInfeasibleError, OptPassError
 from optpass.options import Options, resolve
 from optpass.passes.contract import Stage
 from optpass.passes.memory.infeasible import attention_swapped
+from optpass.passes.memory.optimizers import optimizers
 from optpass.passes.registry import selected
 from optpass.reporting import store
 from optpass.reporting.model import GraphRecord, PassRecord
@@ -91,6 +92,7 @@ def _compile(
     """
     start = time.perf_counter()
     ignored = inner.check(resolved, mode)
+    optimizers.check(resolved)
     passes = selected(resolved)
     spec = spec_for(resolved, example_inputs)
     serving, problem = inner.serving(resolved, example_inputs)

@@ -10,12 +10,26 @@ import torch
 from torch import nn
 
 from optpass.backend import compat
+from optpass.errors import ConfigError
 
 
 def owner(model: Any) -> nn.Module | None:
     """The module that a callable is, or is a method of; None for a plain function."""
     found = model if isinstance(model, nn.Module) else getattr(model, "__self__", None)
     return found if isinstance(found, nn.Module) else None
+
+
+def check_initialised(model: Any, what: str) -> None:
+    """Raises ConfigError, beginning with `what`, where a lazy module has not learnt its sizes from a call yet."""
+    module = owner(model)
+    named = [*module.named_parameters(), *module.named_buffers()] if module is not None else []
+    missing = [name for name, tensor in named if nn.parameter.is_lazy(tensor)]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ConfigError(
+            f"{what}: of the model's tensors, {missing[0]}{more} have no size yet, as in every lazy module that was "
+            "never called; call the model once on its inputs first"
+        )
 
 
 def tensors(model: Any, inputs: Any) -> Iterator[torch.Tensor]:

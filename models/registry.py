@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from optpass.errors import sizes_of
 from optpass.models.presets import unknown
 
 if TYPE_CHECKING:
@@ -78,13 +79,16 @@ def build(
     to be built inside a `FakeTensorMode(allow_non_fake_inputs=True)` or `torch.device("meta")`, where they allocate
     nothing. Parameters and float inputs are `dtype` (float32 where None). Weights and inputs are drawn from torch's
     global generator. `overrides` replace single fields of the size by name (batch, seq, layers, ...), from values or
-    strings. Raises ConfigError for an unknown name, size or setting, and for values the model cannot have.
+    strings. Raises ConfigError for an unknown name, size or setting, for values the model cannot have, and for tensors
+    that are larger than can be.
     """
     _entry(name)
     module = import_module(f"optpass.models.{name}")
     if dtype is not None:
         overrides["dtype"] = dtype
-    built: tuple[nn.Module, tuple[Any, ...]] = module.build(size, **overrides)
+    said = "".join(f" {key}={value}" for key, value in overrides.items())
+    with sizes_of(f"{name}:{size}{said}"):
+        built: tuple[nn.Module, tuple[Any, ...]] = module.build(size, **overrides)
     return built
 
 

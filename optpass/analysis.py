@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from optpass.errors import ConfigError
+from optpass.naming import argument
 from optpass.reporting.merge import totals, unknown_ops
 from optpass.reporting.model import Analysis, GraphRecord, Totals
 
@@ -58,7 +59,8 @@ def analysis_of_onnx(
     from optpass.passes.onnx_roofline import program_of_onnx
 
     if train:
-        raise ConfigError(f"--train: {target.path} holds a forward graph only; analyse the torch model to train it")
+        what = f"{argument('train')}: {target.path} holds a forward graph only"
+        raise ConfigError(f"{what}; analyse the torch model to train it")
     tell(None, "reading the graph")
     start = time.perf_counter()
     program, facts = program_of_onnx(target.path, dims=target.dims, dtype=dtype, on_cpu=spec.kind == "cpu")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optpass.errors import ConfigError, TraceError
+from optpass.naming import given
 from optpass.reporting.model import Analysis, Report
 from optpass.targets import OnnxTarget, Target, load, parse_dtype
 
@@ -57,7 +58,7 @@ def analyze(
         progress: told what is being done.
 
     Raises:
-        ConfigError: an unknown device, dtype or target.
+        ConfigError: an unknown device, dtype or target, or a lazy module that was never called.
         TraceError: the model raises, or cannot be captured; says what, and on which line.
     """
     tell = progress or (lambda fraction, text: None)
@@ -122,13 +123,23 @@ def _text(dtype: torch.dtype | str | None) -> str | None:
 
 
 def given_target(
-    model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, dtype: torch.dtype | str | None
+    model: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    dtype: torch.dtype | str | None,
+    *,
+    verb: str = "analyze",
 ) -> Target:
-    """A model object as a target."""
-    if not callable(model):
-        raise ConfigError(f"analyze: {type(model).__name__} is neither a module, a function nor the name of a target")
-    from optpass.backend.model_tensors import data_free, mode_of
+    """A model object as a target; `verb` is the function that was called.
 
+    Raises:
+        ConfigError: it cannot be called, or has parameters whose size nobody knows yet.
+    """
+    if not callable(model):
+        raise ConfigError(f"{verb}: {type(model).__name__} is neither a module, a function nor the name of a target")
+    from optpass.backend.model_tensors import check_initialised, data_free, mode_of
+
+    check_initialised(model, verb)
     called = getattr(model, "__qualname__", None) or type(model).__qualname__
     target = Target(
         model, tuple(args), dict(kwargs or {}), called, fake_mode=mode_of(model, (args, kwargs)),
@@ -148,11 +159,16 @@ def _renamed(target: Target | OnnxTarget, name: str) -> Target | OnnxTarget:
 
 def named_device(device: str | None) -> DeviceSpec | None:
     """The spec of a device by name; None for this machine's own, which may have to be measured first."""
+    if device is not None and not isinstance(device, str):
+        raise ConfigError(f"{given('device', device)}: write the name of a device, such as 'h200', or 'cpu'")
     if device is None or device.strip().casefold() == "cpu":
         return None
     from optpass.passes import devices
 
-    return devices.resolve(device)
+    try:
+        return devices.resolve(device)
+    except ConfigError as error:
+        raise ConfigError(f"{given('device', device)}: {error}") from None
 
 
 def present_device(target: Target | None, tell: Progress) -> DeviceSpec:

@@ -5,8 +5,9 @@ Each message says what was wrong, where, and what to do. The CLI prints it as on
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class OptPassError(Exception):
@@ -60,6 +61,38 @@ class AuditError(OptPassError):
 
 class ReportError(OptPassError):
     """A report that cannot be written, read or merged."""
+
+
+def told(error: BaseException) -> str:
+    """What an exception says; where its own `__str__` raises, what Python's tracebacks say of it."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  # it is somebody else's, and is about to be told as an error anyway
+        return "<exception str() failed>"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception says."""
+    return next((line.strip() for line in told(error).splitlines() if line.strip()), "no message")
+
+
+def deliberate(error: BaseException | None) -> OptPassError | None:
+    """The deliberate error behind an exception, if there is one: Dynamo wraps what a backend raises."""
+    while error is not None and not isinstance(error, OptPassError):
+        error = getattr(error, "inner_exception", None) or error.__cause__
+    return error
+
+
+@contextlib.contextmanager
+def sizes_of(what: str) -> Iterator[None]:
+    """Raises ConfigError, beginning with `what`, where a tensor that is made inside has more elements than torch can
+    count, or than there is memory for."""
+    try:
+        yield
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
+        # A TypeError is torch's for a size that is no 64-bit integer, and says so in a dozen lines of C++.
+        why = "a size is more than 64 bits" if isinstance(error, TypeError | OverflowError) else first_line(error)
+        raise ConfigError(f"{what}: tensors of these sizes cannot be made: {why}; make it smaller") from error
 
 
 def nearest(value: str, valid: Iterable[str], n: int = 3) -> tuple[str, ...]:

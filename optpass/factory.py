@@ -13,7 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from optpass.errors import ConfigError, OptPassError, did_you_mean, nearest
+from optpass.errors import ConfigError, OptPassError, did_you_mean, first_line, nearest
+from optpass.naming import setting
 from optpass.targets import Target
 
 if TYPE_CHECKING:
@@ -141,10 +142,10 @@ def _arguments(function: Callable[..., Any], name: str, sets: Mapping[str, str])
     for key in sets:
         if key not in takes and not open_ended:
             hint = did_you_mean(key, takes) if takes else "it takes no arguments"
-            raise ConfigError(f"--set {key}: {name} has no parameter {key!r}; {hint}")
+            raise ConfigError(f"{setting(key)}: {name} has no parameter {key!r}; {hint}")
     missing = [k for k in takes if parameters[k].default is kinds.empty and k not in sets]
     if missing:
-        raise ConfigError(f"{name} needs {', '.join(missing)}; give --set {missing[0]}=VALUE")
+        raise ConfigError(f"{name} needs {', '.join(missing)}; give {setting(missing[0], 'VALUE')}")
     return {key: literal(text) for key, text in sets.items()}
 
 
@@ -156,6 +157,9 @@ def _checked(result: Any, name: str) -> tuple[Callable[..., Any], tuple[Any, ...
     kwargs = result[2] if len(result) == 3 else {}
     if not callable(model):
         raise ConfigError(f"{name} returned {type(model).__name__} first, which is no module; it must return {RETURNS}")
+    from optpass.backend.model_tensors import check_initialised
+
+    check_initialised(model, name)
     if not isinstance(kwargs, Mapping):
         raise ConfigError(f"{name} returned {type(kwargs).__name__} third, which is no dict; it must return {RETURNS}")
     if isinstance(inputs, Mapping):
@@ -181,8 +185,7 @@ def _is_module(value: Any) -> bool:
 
 def _where(error: BaseException, path: Path) -> str:
     """`ValueError: what it said (file.py:12)`, the innermost line of the user's file."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"
+    said = f"{type(error).__name__}: {first_line(error)[:300]}"
     if isinstance(error, SyntaxError) and error.lineno is not None:
         return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(path.parent)]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from optpass.errors import ConfigError, did_you_mean, nearest
 from optpass.factory import literal
 from optpass.hf_inputs import SETTINGS, make_inputs
+from optpass.naming import setting
 from optpass.targets import Target
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def load_hf(model_type: str, sets: Mapping[str, str], dtype: torch.dtype | None,
     shape = {key: _count(key, sets[key]) for key in SETTINGS if key in sets}
     attention = sets.get("attn_implementation", "eager")
     if attention not in ATTENTION:
-        raise ConfigError(f"--set attn_implementation={attention}: {did_you_mean(attention, ATTENTION)}")
+        raise ConfigError(f"{setting('attn_implementation', attention)}: {did_you_mean(attention, ATTENTION)}")
     own = {k: v for k, v in sets.items() if k not in SETTINGS and k != "attn_implementation"}
     config = _config(config_class, model_type, own)
     auto = _auto_class(transformers, config, model_type)
@@ -140,7 +141,7 @@ def _config_class(transformers: Any, model_type: str) -> Any:
 def _count(key: str, text: str) -> int:
     value = literal(text)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"--set {key}={text}: must be an integer of at least 1")
+        raise ConfigError(f"{setting(key, text)}: must be an integer of at least 1")
     return value
 
 
@@ -155,7 +156,7 @@ def _config(config_class: Any, model_type: str, sets: Mapping[str, str]) -> Any:
         return _prepared(default)
     values: dict[str, Any] = {}
     for key, text in sets.items():
-        _place(values, default.to_dict(), _aliases(default), key, literal(text), f"--set {key}={text}", model_type)
+        _place(values, default.to_dict(), _aliases(default), key, literal(text), setting(key, text), model_type)
     try:
         return _prepared(config_class(**values))
     except Exception as error:  # the configuration's own checks

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from optpass.errors import ConfigError
+from optpass.naming import setting
 
 #: Sizes of inputs that are no fields of a configuration, with their defaults.
 SETTINGS: Mapping[str, int] = {"batch": 1, "seq": 512, "frames": 0, "samples": 16000}
@@ -101,7 +102,7 @@ class _Maker:
             return min(SETTINGS["seq"], most) if most else SETTINGS["seq"]
         if most is not None and self.given["seq"] > most:
             raise ConfigError(
-                f"--set seq={self.given['seq']}: hf:{self.config.model_type} has {most} positions; "
+                f"{setting('seq', self.given['seq'])}: hf:{self.config.model_type} has {most} positions; "
                 f"set max_position_embeddings too"
             )
         return self.given["seq"]

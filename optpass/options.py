@@ -7,9 +7,6 @@ Nothing here may import torch. Names of passes, devices and backends are checked
 from __future__ import annotations
 
 import os
-import tomllib
-import types
-import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -17,13 +14,16 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, ValidationInfo, field_validator
 
 from optpass.errors import ConfigError, did_you_mean
+from optpass.naming import argument, shown
 from optpass.option_files import find_toml
 from optpass.option_tables import TABLES, AttentionOptions, TableOption
+from optpass.option_text import parse
 from optpass.units import Budget, parse_budget
 
 ENV_PREFIX = "OPTPASS_"
 _COMMAND_LINE, _ENVIRONMENT = "command line", "environment"
-_BOOLEANS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+#: The layer of what a function or a verb takes by a name of its own, as `--budget` is `memory_budget`.
+ARGUMENT = "argument"
 #: Variables that start with the prefix but are not options: set by optpass for its own child processes, or places.
 ENV_RESERVED = frozenset({"OPTPASS_RUN_ID", "OPTPASS_CACHE_DIR", "OPTPASS_DEBUG"})
 
@@ -152,8 +152,15 @@ def _named(value: Any) -> Any:
 
 
 def _where(layer: str, key: str) -> str:
-    """`options: strict`, `/home/me/optpass.toml: strict`, `environment: OPTPASS_STRICT`."""
-    return f"{layer}: {ENV_PREFIX}{key.upper()}" if layer == _ENVIRONMENT else f"{layer}: {key}"
+    """`options: strict`, `/home/me/optpass.toml: strict`, `environment: OPTPASS_STRICT`, `--budget`."""
+    if layer == ARGUMENT:
+        return argument(key)
+    return _head(layer) + (f"{ENV_PREFIX}{key.upper()}" if layer == _ENVIRONMENT else key)
+
+
+def _head(layer: str) -> str:
+    """What messages of a layer begin with: `options: `, or `train.toml: [options] ` for a table in a file."""
+    return f"{layer} " if layer.endswith("]") else f"{layer}: "
 
 
 def resolve(
@@ -162,6 +169,7 @@ def resolve(
     cli: Mapping[str, str] | None = None,
     start: Path | None = None,
     environ: Mapping[str, str] | None = None,
+    layer: str = "options",
 ) -> Options:
     """The options that hold, from the layers named in `Options`.
 
@@ -170,12 +178,13 @@ def resolve(
         cli: `key=value` pairs from the command line, as strings.
         start: folder where the search for a TOML file begins; default the working directory.
         environ: environment; default `os.environ`.
+        layer: what messages call the first layer, e.g. `train.toml: [options]`.
 
     Raises:
         ConfigError: an unknown key, a wrong type or an impossible value, naming key, value, layer and remedy.
     """
     environ = os.environ if environ is None else environ
-    layers: list[tuple[str, Mapping[str, Any]]] = [("options", _checked(explicit or {}, "options"))]
+    layers: list[tuple[str, Mapping[str, Any]]] = [(layer, _checked({} if explicit is None else explicit, layer))]
     found = _toml_layer(start)
     if found is not None:
         layers.append((str(found[0]), _checked(found[1], str(found[0]))))
@@ -183,8 +192,8 @@ def resolve(
     layers.append((_ENVIRONMENT, _from_text(environment_layer(environ), _ENVIRONMENT)))
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    for name, layer in layers:
-        for key, value in layer.items():
+    for name, values in layers:
+        for key, value in values.items():
             if key not in merged:
                 merged[key], origin[key] = value, name
     typed = dict(layers[-2][1])
@@ -211,47 +220,20 @@ def _toml_layer(start: Path | None) -> tuple[Path, Mapping[str, Any]] | None:
 
 def _checked(layer: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     if not isinstance(layer, Mapping):
-        raise ConfigError(f"{where}: expected a table of options, got {type(layer).__name__} {layer!r}")
+        raise ConfigError(f"{_head(where)}expected a table of options, got {type(layer).__name__} {shown(layer)}")
     for key in layer:
         if key not in Options.model_fields:
             named = f"{ENV_PREFIX}{key.upper()}" if where == _ENVIRONMENT else key
             known = tuple(Options.model_fields)
-            raise ConfigError(f"{where}: unknown option {named!r} (= {layer[key]!r}); {did_you_mean(str(key), known)}")
+            value = shown(layer[key])
+            raise ConfigError(f"{_head(where)}unknown option {named!r} (= {value}); {did_you_mean(str(key), known)}")
     return layer
 
 
 def _from_text(layer: Mapping[str, str], where: str) -> dict[str, Any]:
     _checked(layer, where)
-    return {key: _parse(key, text, where) for key, text in layer.items()}
-
-
-def _parse(key: str, text: str, where: str) -> Any:
-    """Text from a flag or a variable as the option's type; tables and lists are written as TOML or comma lists."""
-    annotation = Options.model_fields[key].annotation
-    kinds = typing.get_args(annotation) if typing.get_origin(annotation) in (typing.Union, types.UnionType) else ()
-    origin = typing.get_origin(annotation) or annotation
-    if origin is bool:
-        if text.strip().lower() not in _BOOLEANS:
-            raise ConfigError(f"{_where(where, key)}={text!r} is not a boolean; write 1 or 0")
-        return _BOOLEANS[text.strip().lower()]
-    if origin is tuple:
-        return tuple(part.strip() for part in text.split(",") if part.strip())
-    if key in TABLES:
-        value = _inline(key, text, where) if text.strip().startswith("{") else text.strip()
-        return TABLES[key].read(value, _where(where, key))
-    if origin is dict:
-        return _inline(key, text, where)
-    if type(None) in kinds and text.strip().lower() in ("", "none"):
-        return None
-    return text
-
-
-def _inline(key: str, text: str, where: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        (example, *_) = Options.model_fields[key].examples or ["{ key = value }"]
-        raise ConfigError(f"{_where(where, key)}={text!r} is not an inline table; write {example}") from None
+    fields = Options.model_fields
+    return {key: parse(key, fields[key], text, _where(where, key)) for key, text in layer.items()}
 
 
 def _validate(merged: dict[str, Any], origin: Mapping[str, str]) -> Options:
@@ -273,19 +255,20 @@ def _validate(merged: dict[str, Any], origin: Mapping[str, str]) -> Options:
         first = error.errors()[0]
         key = str(first["loc"][0]) if first["loc"] else "?"
         value = merged.get(key)
-        want = _wanted(key)
         place = _where(origin.get(key, "options"), key)
-        raise ConfigError(f"{place}={value!r} ({type(value).__name__}) is not {want}") from None
+        raise ConfigError(f"{place}={shown(value)} ({type(value).__name__}) is not {_wanted(key)}") from None
     options._origin = dict(origin)
     return options
 
 
 def _wanted(key: str) -> str:
     """What an option must be, in words."""
+    field = Options.model_fields.get(key)
+    if field is not None and field.annotation is bool:
+        return "a boolean; write true or false, in Python True or False"
     return {
         "inner": "a backend name or a callable (gm, example_inputs) -> callable",
         "disable_passes": "a list of pass names",
-        "strict": "a boolean",
         "device": "a device name such as 'h200'",
         "offload": "'auto' or 'off'",
         "report": "a path",

@@ -6,11 +6,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from optpass import api
-from optpass.errors import ConfigError
-from optpass.options import Options, resolve
+from optpass.errors import ConfigError, sizes_of
+from optpass.naming import given
+from optpass.options import ARGUMENT, Options, resolve
 from optpass.planning.request import Captured, CostBut, Progress, Request
 from optpass.reporting.plan.model import PlanReport
-from optpass.targets import OnnxTarget, Target, load
+from optpass.targets import Target, load
 
 if TYPE_CHECKING:
     import torch
@@ -71,17 +72,18 @@ def plan(
     from optpass.planning.shard import Shard
 
     tell = progress or (lambda fraction, text: None)
-    given = resolved_options(options, memory_budget=memory_budget, optimizer=optimizer, device=device)
-    if accumulation < 1:
-        raise ConfigError(f"accumulation={accumulation!r}: a step takes at least 1 micro-batch")
-    check_names(given)
+    resolved = resolved_options(options, memory_budget=memory_budget, optimizer=optimizer, device=device)
+    if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
+        raise ConfigError(f"{given('accumulation', accumulation)}: write a number of micro-batches of at least 1")
+    number, divided = checked_batch(batch), None if shard is None else Shard.parse(shard)
+    check_names(resolved)
     source = _Source(model, args, kwargs, loss, dtype, name, size, dict(sets or {}))
-    spec = api.named_device(given.device) or api.present_device(source.device_target(), tell)
-    found, notes = _found(model, given)
+    spec = api.named_device(resolved.device) or api.present_device(source.device_target(), tell)
+    found, notes = _found(model, resolved)
     request = Request(
-        capture=source.capture, device=spec, budget=given.budget, where=budget_place(given), optimizer=given.optimizer,
-        found=found, accumulation=accumulation, shard=None if shard is None else Shard.parse(shard), options=given,
-        search_batch=batch == AUTO, batch=checked_batch(batch), progress=tell, notes=notes,
+        capture=source.capture, device=spec, budget=resolved.budget, where=budget_place(resolved),
+        optimizer=resolved.optimizer, found=found, accumulation=accumulation, shard=divided, options=resolved,
+        search_batch=batch == AUTO, batch=number, progress=tell, notes=notes,
     )  # fmt: skip
     return plan_step(request)
 
@@ -89,7 +91,7 @@ def plan(
 def resolved_options(options: Mapping[str, Any] | Options | None, **named: Any) -> Options:
     """The options that hold, with those given by name above the others."""
     base = options if isinstance(options, Options) else resolve(options)
-    return base.override({key: value for key, value in named.items() if value is not None})
+    return base.override({key: value for key, value in named.items() if value is not None}, ARGUMENT)
 
 
 def budget_place(options: Options) -> str:
@@ -101,15 +103,19 @@ def check_names(options: Options) -> None:
     """The names in the options, which a compile would look up.
 
     Raises:
-        ConfigError: an inner compiler or a setting of Inductor that there is not, or an optimizer that is in no table.
+        ConfigError: an inner compiler, a setting of Inductor or a pass that there is not, or a device or an optimizer
+            that is in no table.
     """
     from optpass.backend import inner
+    from optpass.backend.device import chosen
+    from optpass.passes.memory.optimizers import optimizers
+    from optpass.passes.registry import selected
 
     inner.check(options, None)
-    if options.optimizer is not None:
-        from optpass.passes.memory.optimizers import optimizers
-
-        optimizers.check(options)
+    selected(options)
+    optimizers.check(options)
+    if options.device is not None:
+        chosen(options)
 
 
 def checked_batch(batch: int | str | None) -> int | None:
@@ -118,11 +124,11 @@ def checked_batch(batch: int | str | None) -> int | None:
     Raises:
         ConfigError: neither a positive int nor "auto".
     """
-    if batch is None or batch == AUTO:
+    if batch is None or (isinstance(batch, str) and batch == AUTO):
         return None
     text = str(batch).strip()
     if isinstance(batch, bool) or not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"batch={batch!r}: write a number of samples of at least 1, or 'auto'")
+        raise ConfigError(f"{given('batch', batch)}: write a number of samples of at least 1, or 'auto'")
     return int(text)
 
 
@@ -186,9 +192,16 @@ class _Source:
 
     def _target(self, batch: int | None) -> Target:
         if not isinstance(self.model, str):
-            target = api.given_target(self.model, self.args, self.kwargs, self.dtype)
+            target = api.given_target(self.model, self.args, self.kwargs, self.dtype, verb="plan")
             return target if batch is None else rebatched(target, batch)
         return by_name(self.model, batch, self.dtype, self.size, self.sets)
+
+
+#: What can be planned, for messages.
+FORMS = (
+    "write a model's name (optpass analyze --list), path/to/file.py:factory, hf:<model_type>, or, on the command line, "
+    "a training file that ends in .toml"
+)
 
 
 def by_name(
@@ -197,8 +210,9 @@ def by_name(
     """A target given by name, at a micro-batch: by its own setting `batch` where it has one."""
     wanted = None if dtype is None else str(dtype)
     if batch is not None and _has_batch(text):
-        return _checked(load(text, sets={**sets, "batch": str(batch)}, dtype=wanted, size=size, train=True))
-    target = _checked(load(text, sets=sets, dtype=wanted, size=size, train=True))
+        sets, batch = {**sets, "batch": str(batch)}, None
+    target = load(text, sets=sets, dtype=wanted, size=size, train=True, forms=FORMS, onnx=False)
+    assert isinstance(target, Target)  # an ONNX file is refused
     return target if batch is None else rebatched(target, batch)
 
 
@@ -206,12 +220,6 @@ def _has_batch(text: str) -> bool:
     from optpass.models.registry import names
 
     return text.startswith("hf:") or text.partition(":")[0] in names()
-
-
-def _checked(target: Target | OnnxTarget) -> Target:
-    if isinstance(target, OnnxTarget):
-        raise ConfigError(f"{target.path} holds a forward graph only; plan the torch model that it was made from")
-    return target
 
 
 def _tensors(args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -231,7 +239,7 @@ def rebatched(target: Target, batch: int) -> Target:
     The new inputs are meta tensors, which the capture takes for tensors without values.
 
     Raises:
-        ConfigError: no input has a leading dimension.
+        ConfigError: no input has a leading dimension, or there is no such tensor.
     """
     import torch
 
@@ -242,7 +250,8 @@ def rebatched(target: Target, batch: int) -> Target:
     def changed(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.dim() or tensor.shape[0] != before:
             return tensor
-        made = torch.empty((batch, *tensor.shape[1:]), dtype=tensor.dtype, device="meta")
+        with sizes_of(given("batch", batch)):
+            made = torch.empty((batch, *tensor.shape[1:]), dtype=tensor.dtype, device="meta")
         return made.requires_grad_(tensor.requires_grad)
 
     args, kwargs = torch.utils._pytree.tree_map_only(torch.Tensor, changed, (target.args, target.kwargs))

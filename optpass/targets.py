@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from optpass.errors import ConfigError, did_you_mean, nearest
 from optpass.models.registry import names as model_names
 from optpass.models.registry import sizes as model_sizes
+from optpass.naming import argument, given, setting
 
 if TYPE_CHECKING:
     import torch
@@ -27,15 +28,8 @@ DTYPES: Mapping[str, tuple[str, ...]] = {
     "float16": ("fp16", "f16", "half"),
     "float64": ("fp64", "f64", "double"),
 }
-#: Settings that have a flag of their own.
-RESERVED = {
-    "size": "--size",
-    "dtype": "--dtype",
-    "torch_dtype": "--dtype",
-    "device": "--device",
-    "train": "--train",
-    "name": "the target itself",
-}
+#: Settings that are arguments of their own.
+RESERVED = {"size": "size", "dtype": "dtype", "torch_dtype": "dtype", "device": "device", "train": "train"}
 FORMS = "write a model's name (optpass analyze --list), path/to/file.py:factory, hf:<model_type>, or a .onnx file"
 _FILE_FORM = re.compile(r"(?P<file>.*\.py)(?::(?P<factory>[^:]*))?$", re.DOTALL)
 
@@ -82,6 +76,8 @@ def load(
     dtype: str | None = None,
     size: str | None = None,
     train: bool = False,
+    forms: str = FORMS,
+    onnx: bool = True,
 ) -> Target | OnnxTarget:
     """Build what `target` names.
 
@@ -93,31 +89,38 @@ def load(
         dtype: dtype of parameters and floating inputs, e.g. "bf16"; None leaves the model's own.
         size: size of a registered model; default "small".
         train: whether the analysis will train, so that a transformers model gets labels.
+        forms: what a message says that the target can be.
+        onnx: whether an ONNX file, which has no backward, is of use.
 
     Raises:
         ConfigError: the target does not exist, or cannot be built as asked; one line with the remedy.
     """
-    given = dict(sets or {})
+    chosen = {key: str(value) for key, value in (sets or {}).items()}
     wanted = parse_dtype(dtype)
-    for key in given:
-        if key in RESERVED:
-            raise ConfigError(f"--set {key}={given[key]}: {key} is not a setting; use {RESERVED[key]}")
+    for key, value in chosen.items():
+        if key == "name" or key in RESERVED:
+            instead = "the target itself" if key == "name" else f"{argument(RESERVED[key])} itself"
+            raise ConfigError(f"{setting(key, value)}: {key} is not a setting; use {instead}")
     text = target.strip()
     if text.startswith("hf:"):
         from optpass.hf import load_hf
 
-        _no_size(size, text, "its dimensions are settings: --set hidden_size=...")
-        return load_hf(text.removeprefix("hf:"), given, wanted, train=train)
+        _no_size(size, text, f"its dimensions are settings: {setting('hidden_size', '...')}")
+        return load_hf(text.removeprefix("hf:"), chosen, wanted, train=train)
     if text.lower().endswith(".onnx"):
+        if not onnx:
+            there = Path(text).exists()
+            what = "holds a forward graph only" if there else "no such file, and an ONNX file has no backward"
+            raise ConfigError(f"{text}: {what}; give the torch model that it was made from: {forms}")
         _no_size(size, text, "an ONNX file has the size it has")
-        return OnnxTarget(Path(text), _dims(given), text)
+        return OnnxTarget(Path(text), _dims(chosen), text)
     found = _FILE_FORM.fullmatch(text)
     if found is not None:
         from optpass.factory import load_factory
 
-        _no_size(size, text, "give the factory a parameter, and set that: --set size=...")
-        return load_factory(Path(found["file"]), found["factory"], given, wanted)
-    return _registered(text, given, wanted, size)
+        _no_size(size, text, "give the factory a parameter for it, and set that")
+        return load_factory(Path(found["file"]), found["factory"], chosen, wanted)
+    return _registered(text, chosen, wanted, size, forms)
 
 
 def parse_dtype(text: str | None) -> torch.dtype | None:
@@ -137,12 +140,12 @@ def parse_dtype(text: str | None) -> torch.dtype | None:
     known = [spelling for name, aliases in DTYPES.items() for spelling in (name, *aliases)]
     close = nearest(short, known)
     hint = f"did you mean {' or '.join(map(repr, close))}?" if close else f"valid: {', '.join(DTYPES)}"
-    raise ConfigError(f"--dtype {text!r}: not a dtype to build a model in; {hint}")
+    raise ConfigError(f"{given('dtype', text)}: not a dtype to build a model in; {hint}")
 
 
 def _no_size(size: str | None, target: str, instead: str) -> None:
     if size is not None:
-        raise ConfigError(f"--size {size}: {target} has no sizes; {instead}")
+        raise ConfigError(f"{given('size', size)}: {target} has no sizes; {instead}")
 
 
 def _dims(sets: Mapping[str, str]) -> dict[str, int]:
@@ -151,18 +154,18 @@ def _dims(sets: Mapping[str, str]) -> dict[str, int]:
         try:
             dims[key] = int(text)
         except ValueError:
-            raise ConfigError(f"--set {key}={text}: a dimension of an ONNX graph is an integer") from None
+            raise ConfigError(f"{setting(key, text)}: a dimension of an ONNX graph is an integer") from None
         if dims[key] < 0:
-            raise ConfigError(f"--set {key}={text}: a dimension cannot be negative")
+            raise ConfigError(f"{setting(key, text)}: a dimension cannot be negative")
     return dims
 
 
-def _registered(text: str, sets: Mapping[str, str], dtype: torch.dtype | None, size: str | None) -> Target:
+def _registered(text: str, sets: Mapping[str, str], dtype: torch.dtype | None, size: str | None, forms: str) -> Target:
     name, colon, suffix = text.partition(":")
     if name not in model_names():
-        raise ConfigError(_unknown(text))
+        raise ConfigError(_unknown(text, forms))
     if colon and size is not None and size != suffix:
-        raise ConfigError(f"{text!r} and --size {size} name two sizes; give one")
+        raise ConfigError(f"{text!r} and {given('size', size)} name two sizes; give one")
     chosen = (suffix if colon else size) or "small"
     if chosen not in model_sizes(name):
         raise ConfigError(f"{text!r}: {name} has no size {chosen!r}; {did_you_mean(chosen, model_sizes(name))}")
@@ -182,14 +185,16 @@ def _registered(text: str, sets: Mapping[str, str], dtype: torch.dtype | None, s
     return build(compat.fake_mode_for_planning())
 
 
-def _unknown(text: str) -> str:
+def _unknown(text: str, forms: str) -> str:
     if not text:
-        return f"no target given; {FORMS}"
+        return f"no target given; {forms}"
     name = text.partition(":")[0]
+    if not name:
+        return f"unknown target {text!r}: nothing stands before the colon; {forms}"
     if os.sep in text or Path(name).exists():
-        what = "is a folder" if Path(name).is_dir() else "is neither a .py nor an .onnx file"
-        return f"unknown target {text!r}: {name} {what if Path(name).exists() else 'does not exist'}; {FORMS}"
+        what = "is a folder" if Path(name).is_dir() else "is none of these by its name"
+        return f"unknown target {text!r}: {name} {what if Path(name).exists() else 'does not exist'}; {forms}"
     close = nearest(name, model_names())
     if close:
-        return f"unknown target {text!r}: did you mean {' or '.join(map(repr, close))}? Otherwise {FORMS}"
-    return f"unknown target {text!r}; {FORMS}; the models are {', '.join(model_names())}"
+        return f"unknown target {text!r}: did you mean {' or '.join(map(repr, close))}? Otherwise {forms}"
+    return f"unknown target {text!r}; {forms}; the models are {', '.join(model_names())}"

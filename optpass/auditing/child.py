@@ -181,7 +181,8 @@ def run(program: Program, outcome: Outcome) -> None:
 
 
 def _report(error: BaseException, outcome: Outcome) -> None:
-    text = " ".join(str(error).split())
+    # Not by str(): a __str__ that raises is told as Python tells it.
+    text = " ".join(str(traceback.TracebackException(type(error), error, None)).split())
     name = type(error).__name__
     outcome.write(ended="exception", detail=f"{name}: {text}" if text else name, line=_line(error))
     _show(error)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from optpass.auditing.finish import finish
-from optpass.errors import AuditError
+from optpass.errors import AuditError, told
 from optpass.reporting.audit import files, words
 from optpass.reporting.audit.baseline import Difference, Finding, compare, findings
 from optpass.reporting.audit.model import Audit, AuditSummary, Break, FunctionRecord, Recompile, SilentEager
@@ -228,7 +228,7 @@ class AuditSession:
 
 def ended_by(error: BaseException) -> str:
     """`ValueError: no luck`, in one line."""
-    text = " ".join(str(error).split())
+    text = " ".join(told(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

@@ -17,6 +17,7 @@ import typer
 from optpass import __version__
 from optpass.cli import analyze, audit, bench, env, plan, report, train
 from optpass.errors import OptPassError
+from optpass.naming import on_the_command_line
 
 #: Exit code after Ctrl-C: 128 + SIGINT, as shells have it. Typer turns the exception into it.
 INTERRUPTED = 130
@@ -71,7 +72,8 @@ def run(argv: list[str] | None = None) -> None:
     if sys.stdout is None:  # closed by who started us
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  # for as long as the process is
     try:
-        code = app(arguments or ["--help"], prog_name="optpass", standalone_mode=False)
+        with on_the_command_line():
+            code = app(arguments or ["--help"], prog_name="optpass", standalone_mode=False)
         sys.stdout.flush()
     except OptPassError as error:
         if debug:

@@ -37,16 +37,12 @@ def pairs(values: list[str] | None, flag: str) -> dict[str, str]:
     return result
 
 
-def tell_shadowed(options: Options, given: dict[str, str], file: str | None = None) -> None:
+def tell_shadowed(options: Options, given: dict[str, str]) -> None:
     """Say which `--option` has no effect, since `[options]` of a training file or optpass.toml comes first.
 
     Args:
         options: as resolved with `given`.
         given: pairs of `--option`.
-        file: the training file.
     """
     for key in options.shadowed(given):
-        place = options.where(key)
-        if file is not None and place.startswith("options: "):
-            place = f"{file}: [options] {key}"
-        typer.echo(f"optpass: --option {key}={given[key]} has no effect: {place} comes first", err=True)
+        typer.echo(f"optpass: --option {key}={given[key]} has no effect: {options.where(key)} comes first", err=True)

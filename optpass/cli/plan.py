@@ -99,7 +99,7 @@ def _of_file(path: Path, flags: Mapping[str, object], option: dict[str, str], to
     from optpass.training.planned import plan_file
 
     if option:
-        tell_shadowed(load(path, option_pairs=option).options, option, str(path))
+        tell_shadowed(load(path, option_pairs=option).options, option)
     return plan_file(path, flags={k: v for k, v in flags.items() if v is not None}, option_pairs=option, progress=told)
 
 

@@ -63,7 +63,7 @@ def train(
         overrides={key: value for key, value in flags.items() if value is not None},
         option_pairs=pairs(option, "--option"),
     )
-    tell_shadowed(job.options, pairs(option, "--option"), str(config))
+    tell_shadowed(job.options, pairs(option, "--option"))
     check_targets({"--json": json, "--html": html})
     console = output.console(stderr=json == output.STDOUT)
     with contextlib.ExitStack() as stack:

@@ -7,6 +7,7 @@ traces; every answer is a traced and searched one.
 from __future__ import annotations
 
 from optpass.errors import ConfigError
+from optpass.naming import given
 from optpass.planning.plan import Solved, no_plan, solve
 from optpass.planning.request import Request
 
@@ -44,7 +45,7 @@ def largest_batch(request: Request, budget: int) -> tuple[Solved, list[tuple[int
     if floor(1) > budget:
         raise no_plan(request, found[1], budget)
     if found[1].captured.batch is None:
-        raise ConfigError("--batch auto: this target does not say which of its sizes is the micro-batch")
+        raise ConfigError(f"{given('batch', 'auto')}: this target does not say which of its sizes is the micro-batch")
     if floor(1) > room:
         return found[1], sorted(floors.items())
     low, high = 1, _LARGEST + 1  # the largest that fits, the smallest that does not

@@ -9,6 +9,7 @@ from optpass.backend.ahead import Capture
 from optpass.backend.memory.probe import library_workspace
 from optpass.backend.model_tensors import main_dtype, owner, parameter_count
 from optpass.errors import BudgetInfeasibleError, ConfigError, TraceError
+from optpass.naming import argument, given
 from optpass.passes.memory import infeasible
 from optpass.passes.memory.budget import resolve as resolve_budget
 from optpass.passes.memory.infeasible import Help
@@ -54,7 +55,8 @@ def plan_step(request: Request) -> PlanReport:
         from optpass.planning.batch import largest_batch
 
         if budget is None:
-            raise ConfigError("--batch auto looks for the largest micro-batch within a budget; name one with --budget")
+            most = f"{given('batch', 'auto')} looks for the largest micro-batch within a budget"
+            raise ConfigError(f"{most}; name one with {argument('memory_budget')}")
         solved, tried = largest_batch(request, budget)
     else:
         solved = solve(request, request.batch)
@@ -162,7 +164,7 @@ def _completed(report: PlanReport, request: Request, solved: Solved, tried: list
 def _notes(request: Request, solved: Solved) -> list[str]:
     notes = []
     if request.optimizer is None and request.found is None:
-        notes.append("no optimizer is counted: name one with --optimizer (option `optimizer`)")
+        notes.append(f"no optimizer is counted: name one with {argument('optimizer')} (option `optimizer`)")
     graphs = len(solved.planner.graphs)
     if graphs > 1:
         notes.append(f"{graphs} graphs: each is planned at the same share of its own range; the sum is an upper bound")

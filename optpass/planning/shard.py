@@ -15,6 +15,7 @@ from torch import nn
 
 from optpass.backend.model_tensors import owner
 from optpass.errors import ConfigError
+from optpass.naming import given
 from optpass.planning.step import StepState, bytes_of
 
 _FORM = re.compile(r"\s*(?P<kind>[a-z0-9_]+)\s*:\s*(?P<size>-?\d+)\s*")
@@ -34,9 +35,9 @@ class Shard:
         Raises:
             ConfigError: another kind, or no number of devices of at least 1.
         """
-        found = _FORM.fullmatch(text)
+        found = _FORM.fullmatch(text) if isinstance(text, str) else None
         if found is None or found["kind"] != "fsdp" or int(found["size"]) < 1:
-            raise ConfigError(f"--shard {text!r}: write fsdp:N with the number of devices, e.g. fsdp:8")
+            raise ConfigError(f"{given('shard', text)}: write fsdp:N with the number of devices, e.g. fsdp:8")
         return cls("fsdp", int(found["size"]))
 
 

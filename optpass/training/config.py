@@ -6,8 +6,9 @@ and the device exist is checked where they are used. Nothing here may import tor
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,11 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic.fields import FieldInfo
 
 from optpass.errors import ConfigError, did_you_mean
+from optpass.naming import flag
 from optpass.option_files import read_toml
-from optpass.options import Options, resolve
+from optpass.options import ARGUMENT, Options, resolve
 from optpass.units import parse_budget, parse_bytes
 
 TABLES = ("training", "options")
+#: Threads that are no slip of the pen on any machine; thousands more end the process where they are started.
+MOST_THREADS = 256
 
 
 class TrainingConfig(BaseModel):
@@ -100,7 +104,8 @@ class TrainingConfig(BaseModel):
         default=0,
         ge=0,
         description="CPU threads within an op; 0 leaves it to torch, which takes every core. On few cores that others "
-        "use too, 1 is often fastest, for several threads wait for the last of them at the end of every op.",
+        "use too, 1 is often fastest, for several threads wait for the last of them at the end of every op. At most "
+        f"{MOST_THREADS}, or as many as the machine has CPUs.",
     )
     log_every: int = Field(default=10, ge=1, description="Steps between two lines of plain output.")
     out: str = Field(
@@ -131,6 +136,14 @@ class TrainingConfig(BaseModel):
     def _at_least_one(cls, value: int | str) -> int | str:
         if isinstance(value, int) and value < 1:
             raise ValueError("it should be greater than or equal to 1, or 'auto'")
+        return value
+
+    @field_validator("threads")
+    @classmethod
+    def _startable(cls, value: int) -> int:
+        most = max(MOST_THREADS, os.cpu_count() or 1)
+        if value > most:
+            raise ValueError(f"it should be at most {most} on this machine, which has {os.cpu_count()} CPUs")
         return value
 
     @field_validator("memory_budget")
@@ -167,11 +180,18 @@ class TrainingConfig(BaseModel):
 
 @dataclass(frozen=True)
 class Job:
-    """A checked training file: where it stands, its `[training]` table, and the backend options that hold."""
+    """A checked training file: where it stands, its `[training]` table, the backend options that hold, and the keys of
+    `[training]` that flags have set."""
 
     path: Path
     config: TrainingConfig
     options: Options
+    flags: frozenset[str] = frozenset()
+
+    def said(self, key: str) -> str:
+        """A key of `[training]` with its value, by the place that set it, for messages."""
+        value = getattr(self.config, key)
+        return f"{flag(key)} {value!r}" if key in self.flags else f"{self.path}: [training] {key} = {value!r}"
 
 
 def load(
@@ -192,29 +212,33 @@ def load(
         if key not in TABLES:
             raise ConfigError(f"{path}: unknown table or key {key!r}; {did_you_mean(key, TABLES)}")
     if not isinstance(tables.get("training"), dict):
+        if "training" in tables:
+            raise ConfigError(f"{path}: training = {tables['training']!r} is not a table; write [training], keys below")
         raise ConfigError(f"{path}: there is no [training] table; add one, e.g. with name = {path.stem!r}")
     config = _training(path, tables["training"], overrides or {})
-    return Job(path, config, _budgeted(path, config, _options(path, tables, option_pairs or {})))
+    options = resolve(tables.get("options"), cli=option_pairs or {}, layer=f"{path}: [options]")
+    job = Job(path, config, options, frozenset(overrides or {}))
+    return replace(job, options=_budgeted(job))
 
 
-def _budgeted(path: Path, config: TrainingConfig, options: Options) -> Options:
-    """The options with the budget of `[training]`.
+def _budgeted(job: Job) -> Options:
+    """The options with the budget of `[training]`, or of the flag that wins over both.
 
     Raises:
-        ConfigError: `[options]` has another one, or the micro-batch is to be found without any.
+        ConfigError: `[options]` has another one than `[training]`, or the micro-batch is to be found without any.
     """
+    config, options, flagged = job.config, job.options, "memory_budget" in job.flags
     if config.memory_budget is not None:
         other = options.memory_budget
-        if other is not None and other != config.memory_budget and "memory_budget" in options.given:
+        if not flagged and other is not None and other != config.memory_budget and "memory_budget" in options.given:
             raise ConfigError(
-                f"{path}: [training] memory_budget = {config.memory_budget!r}, and {options.where('memory_budget')} = "
-                f"{other!r}; give one"
+                f"{job.said('memory_budget')}, and {options.where('memory_budget')} = {other!r}; give one"
             )
-        options = options.override({"memory_budget": config.memory_budget}, f"{path}: [training]")
+        layer = ARGUMENT if flagged else f"{job.path}: [training]"
+        options = options.override({"memory_budget": config.memory_budget}, layer)
     if config.micro_batch == "auto" and options.memory_budget is None:
-        raise ConfigError(
-            f"{path}: [training] micro_batch = 'auto' finds the most sequences that fit a budget; set memory_budget"
-        )
+        most = f"{job.said('micro_batch')} finds the most sequences that fit a budget"
+        raise ConfigError(f"{most}; set memory_budget" + (f", or give {flag('memory_budget')}" if job.flags else ""))
     return options
 
 
@@ -238,10 +262,14 @@ def _explained(path: Path, merged: Mapping[str, Any], overrides: Mapping[str, An
     first = error.errors()[0]
     key = str(first["loc"][0])
     value, place = merged[key], "[training]"
+    # A key that may be of several types has an error for each.
+    of_key = [each["msg"] for each in error.errors() if each["loc"][0] == key]
     if key == "model_config" and isinstance(value, dict) and len(first["loc"]) > 1:
         key, place, value = str(first["loc"][1]), "[training.model_config]", value[str(first["loc"][1])]
-    where = f"--{key.replace('_', '-')}:" if key in overrides else f"{path}: {place}"
+    where = f"{flag(key)}:" if key in overrides else f"{path}: {place}"
     wanted = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+    if len(of_key) > 1:
+        wanted += "".join(f" or {each.removeprefix('Input should be ')}" for each in of_key[1:])
     if place == "[training.model_config]":
         wanted = "it should be a number, a boolean or a string"
     help_text = _documented(key)
@@ -251,16 +279,6 @@ def _explained(path: Path, merged: Mapping[str, Any], overrides: Mapping[str, An
 def _documented(key: str) -> str:
     field = keys().get(key)
     return (field.description or "") if field else ""
-
-
-def _options(path: Path, tables: Mapping[str, Any], pairs: Mapping[str, str]) -> Options:
-    try:
-        return resolve(tables.get("options", {}), cli=pairs)
-    except ConfigError as error:
-        text = str(error)
-        if text.startswith("options: "):  # resolve's name for its first layer, which here is a table of the file
-            text = f"{path}: [options] {text.removeprefix('options: ')}"
-        raise ConfigError(text) from None
 
 
 def keys() -> dict[str, FieldInfo]:

@@ -18,6 +18,10 @@ from torch import Tensor
 
 from optpass.errors import ConfigError
 
+#: Bytes of a token in a batch.
+TOKEN_BYTES = 8
+#: Part of a text in characters that need not be UTF-8: a word in another encoding here and there is no reason to stop.
+_FOREIGN = 0.1
 #: Folders below the standard library that are not its own sources, or are tests.
 _SKIPPED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
 
@@ -69,6 +73,23 @@ def read_file(path: Path, limit: int) -> Corpus:
         raise ConfigError(f'data = "{path}": no such file; give a text file, or "stdlib"') from None
     except OSError as error:
         raise ConfigError(f'data = "{path}": cannot be read: {error.strerror}; give a text file, or "stdlib"') from None
+
+
+def check_characters(corpus: Corpus) -> None:
+    """Raises ConfigError where a file does not hold characters in UTF-8, so that a token per character says nothing."""
+    where = f'data = "{corpus.source}"'
+    instead = 'give a text file in UTF-8, or set tokenizer = "byte", which takes any file'
+    nul = corpus.text.find(b"\0")
+    if nul >= 0:
+        raise ConfigError(f'{where} is no text for tokenizer = "char": byte {nul} is NUL; {instead}')
+    decoded = corpus.text.decode("utf-8", errors="replace")
+    # The limit may have cut the last character, and nobody reads much from a text of three.
+    foreign = decoded.count("\ufffd") - corpus.text.count("\ufffd".encode())
+    if foreign > 1 + _FOREIGN * len(decoded):
+        raise ConfigError(
+            f'{where} is no text in UTF-8 for tokenizer = "char": {foreign:,} of {len(decoded):,} characters cannot be '
+            f"read; {instead}"
+        )
 
 
 class Tokenizer(Protocol):
@@ -142,6 +163,23 @@ def stream_seed(*words: int) -> int:
     return int(np.random.SeedSequence(words).generate_state(1)[0])
 
 
+def parts(tokens: Tensor, *, sequence: int, holdout: float) -> tuple[Tensor, Tensor]:
+    """The part to train on, and the held-out tail.
+
+    Raises:
+        ConfigError: either is shorter than one sequence and the token after it.
+    """
+    held = max(1, round(len(tokens) * holdout))
+    found = tokens[: len(tokens) - held], tokens[len(tokens) - held :]
+    for part, what in zip(found, ("training part", "held-out part"), strict=True):
+        if len(part) <= sequence:
+            raise ConfigError(
+                f"sequence = {sequence}: the {what} of the text has {len(part)} tokens, and {sequence + 1} are "
+                "needed; use a longer text, a larger data_limit or a shorter sequence"
+            )
+    return found
+
+
 class Batches:
     """Batches from a training part and a held-out tail of the tokens.
 
@@ -151,15 +189,8 @@ class Batches:
 
     def __init__(self, tokens: Tensor, *, sequence: int, batch: int, holdout: float, seed: int, device: str) -> None:
         """Raises ConfigError where either part is shorter than one sequence and the token after it."""
-        held = max(1, round(len(tokens) * holdout))
-        self._train, self._held = tokens[: len(tokens) - held], tokens[len(tokens) - held :]
+        self._train, self._held = parts(tokens, sequence=sequence, holdout=holdout)
         self._sequence, self._batch, self._seed, self._device = sequence, batch, seed, device
-        for part, what in ((self._train, "training part"), (self._held, "held-out part")):
-            if len(part) <= sequence:
-                raise ConfigError(
-                    f"sequence = {sequence}: the {what} of the text has {len(part)} tokens, and {sequence + 1} are "
-                    "needed; use a longer text, a larger data_limit or a shorter sequence"
-                )
 
     def train(self, step: int, micro: int) -> tuple[Tensor, Tensor]:
         """Tokens and targets of one micro-batch, each [batch, sequence] int64."""

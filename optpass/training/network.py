@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from optpass import models
-from optpass.errors import ConfigError, did_you_mean
+from optpass.errors import ConfigError, did_you_mean, first_line
 from optpass.factory import on_path
 from optpass.training.config import Job
 from optpass.training.data import stream_seed
@@ -52,24 +52,38 @@ def build(job: Job, vocabulary: int) -> nn.Module:
     device = _device(job)
     torch.manual_seed(stream_seed(config.seed))
     module = _from_file(job) if ":" in config.model else _by_name(job)
-    _check_sizes(job, module, vocabulary)
+    check_sizes(job, module, vocabulary)
     if config.precision == "bf16-true":
         module = module.to(torch.bfloat16)
     try:
         module = module.to(device)
     except RuntimeError as error:
-        raise ConfigError(f"{job.path}: device = {config.device!r}: {_line(error)}; choose a smaller model") from error
+        raise ConfigError(f"{job.said('device')}: {first_line(error)}; choose a smaller model") from error
     _check_call(job, module, vocabulary)
     return module.train()
 
 
-def _device(job: Job) -> torch.device:
-    name = job.config.device
+def device_named(job: Job) -> torch.device:
+    """The device that a training file or `--device` names, which need not be here.
+
+    Raises:
+        ConfigError: torch knows none of that name.
+    """
     try:
-        device = torch.device(name)
+        return torch.device(job.config.device)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{job.said('device')} cannot be used: {first_line(error)}; try 'cpu' or 'cuda'; a device "
+            "that is only planned for is named by --device of optpass plan, or in [options]"
+        ) from None
+
+
+def _device(job: Job) -> torch.device:
+    device = device_named(job)
+    try:
         torch.empty(1, device=device).cpu()  # a build without CUDA says so by an assertion; "meta" has no data to copy
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ConfigError(f"{job.path}: device = {name!r} cannot be used: {_line(error)}; try 'cpu'") from None
+        raise ConfigError(f"{job.said('device')} cannot be used: {first_line(error)}; try 'cpu'") from None
     return device
 
 
@@ -83,11 +97,14 @@ def _by_name(job: Job) -> nn.Module:
             raise ConfigError(f"size = {size!r}: no such size of {name}; {did_you_mean(size, models.sizes(name))}")
         if not _token_settings(name, size):
             raise ConfigError(f"model = {name!r} is not a language model; {_trainable()}")
+    except ConfigError as error:
+        raise ConfigError(f"{job.path}: [training] {error}") from None
+    try:
         # Example inputs are drawn before the weights: one token of them, so that weights do not depend on micro_batch.
         settings: dict[str, Any] = {**overrides, "batch": 1, "seq": 1, "targets": True}
         module, _ = models.build(name, size, **settings)
-    except ConfigError as error:
-        raise ConfigError(f"{job.path}: [training] {error}") from None
+    except ConfigError as error:  # the name and the size are there: it is about a field of the size
+        raise ConfigError(f"{job.path}: [training.model_config] {error}") from None
     return module
 
 
@@ -111,7 +128,7 @@ def _from_file(job: Job) -> nn.Module:
         with on_path(path.parent):
             module = factory()
     except _CALL_ERRORS as error:
-        raise ConfigError(f"{where}: the factory raised {type(error).__name__}: {_line(error)}") from error
+        raise ConfigError(f"{where}: the factory raised {type(error).__name__}: {first_line(error)}") from error
     if not isinstance(module, nn.Module):
         raise ConfigError(f"{where}: the factory returned {type(module).__name__}; return a torch.nn.Module")
     return module
@@ -131,7 +148,7 @@ def _load(where: str, path: Path, name: str) -> Any:
             spec.loader.exec_module(module)
     except (SyntaxError, ImportError, NameError, OSError, *_CALL_ERRORS) as error:
         sys.modules.pop(registered, None)
-        raise ConfigError(f"{where}: {path} cannot be imported: {type(error).__name__}: {_line(error)}") from error
+        raise ConfigError(f"{where}: {path} cannot be imported: {type(error).__name__}: {first_line(error)}") from error
     factory = getattr(module, name, None)
     if not callable(factory):
         valid = [key for key, value in vars(module).items() if inspect.isfunction(value) or inspect.isclass(value)]
@@ -139,8 +156,12 @@ def _load(where: str, path: Path, name: str) -> Any:
     return factory
 
 
-def _check_sizes(job: Job, module: nn.Module, vocabulary: int) -> None:
-    """The two mistakes that people make, in their own words, where the model says its sizes."""
+def check_sizes(job: Job, module: nn.Module, vocabulary: int) -> None:
+    """The two mistakes that people make, in their own words, where the model says its sizes.
+
+    Raises:
+        ConfigError: there are more tokens than its vocabulary has, or the sequence is longer than its context.
+    """
     own = getattr(module, "config", None)
     sizes = own if isinstance(own, Mapping) else {key: getattr(own, key, None) for key in ("vocab", "context")}
     vocab, context = sizes.get("vocab"), sizes.get("context")
@@ -167,7 +188,7 @@ def _check_call(job: Job, module: nn.Module, vocabulary: int) -> None:
     except _CALL_ERRORS as error:
         raise ConfigError(
             f"{where} cannot take {job.config.sequence} tokens up to {vocabulary - 1} and as many targets: "
-            f"{type(error).__name__}: {_line(error)}; {_trainable()}"
+            f"{type(error).__name__}: {first_line(error)}; {_trainable()}"
         ) from error
     loss = output[1] if isinstance(output, tuple) and len(output) == 2 else None
     if not isinstance(loss, Tensor) or loss.dim() != 0 or not loss.is_floating_point():
@@ -180,7 +201,3 @@ def _kind(value: object) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(_kind(part) for part in value)})"
     return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -15,8 +15,9 @@ import torch
 
 from optpass import api
 from optpass.backend import compat
-from optpass.backend.device import actual, named
-from optpass.errors import ConfigError
+from optpass.backend.device import actual, chosen
+from optpass.errors import ConfigError, sizes_of
+from optpass.options import ARGUMENT
 from optpass.passes.devices import DeviceSpec
 from optpass.plan_api import AUTO, budget_place, check_names, checked_batch
 from optpass.planning.plan import plan_step
@@ -25,7 +26,7 @@ from optpass.planning.request import Captured, Progress, Request
 from optpass.planning.shard import Shard
 from optpass.reporting.plan.model import PlanReport
 from optpass.targets import Target
-from optpass.training import network
+from optpass.training import network, text
 from optpass.training.config import Job, load
 from optpass.training.loop import OPTIMIZERS, optimizer_settings
 
@@ -59,13 +60,19 @@ def plan_file(
         table["micro_batch"] = checked_batch(flags["batch"]) or AUTO
     job = load(path, overrides=table, option_pairs=option_pairs)
     given: dict[str, Any] = {key: flags[key] for key in ("optimizer", "device") if key in flags}
-    job = replace(job, options=job.options.override(given, "command line"))
+    job = replace(job, options=job.options.override(given, ARGUMENT))
     shard = Shard.parse(flags["shard"]) if "shard" in flags else None
-    return plan_job(job, shard=shard, progress=progress)
+    check_names(job.options)
+    return plan_job(job, shard=shard, progress=progress, vocabulary=text.read(job).vocabulary)
 
 
 def plan_job(
-    job: Job, *, shard: Shard | None = None, headroom: float = 0.0, progress: Progress | None = None
+    job: Job,
+    *,
+    shard: Shard | None = None,
+    headroom: float = 0.0,
+    progress: Progress | None = None,
+    vocabulary: int | None = None,
 ) -> PlanReport:
     """The memory plan of a checked training file.
 
@@ -74,6 +81,7 @@ def plan_job(
         shard: how the state is divided.
         headroom: part of the budget that a search for the micro-batch leaves free.
         progress: told what is being done.
+        vocabulary: number of tokens that the tokenizer may give, which the model must take; None asks nothing of it.
 
     Raises:
         ConfigError: the device is neither present nor named, or the model cannot be built.
@@ -83,7 +91,7 @@ def plan_job(
     config, options = job.config, job.options
     name = options.optimizer
     request = Request(
-        capture=_Model(job).capture,
+        capture=_Model(job, vocabulary).capture,
         device=device_of(job),
         budget=options.budget,
         where=budget_place(options),
@@ -106,27 +114,36 @@ def device_of(job: Job) -> DeviceSpec:
     Raises:
         ConfigError: neither is known.
     """
-    name = job.options.device
-    if name is not None:
-        return named(name)
-    device = torch.device(job.config.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
+    device = network.device_named(job)  # a run refuses it whatever it was planned for
+    if job.options.device is not None:
+        return chosen(job.options)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"{job.path}: [training] device = {job.config.device!r} is not here; name the device to plan for with "
-            "--device, e.g. h200, or with device in [options]"
+            f"{job.said('device')} is not here; name the device to plan for with --device, e.g. h200, or with device "
+            "in [options]"
         )
-    return actual(device)
+    try:
+        return actual(device)
+    except ConfigError as error:
+        raise ConfigError(f"{job.said('device')}: {error}") from None
 
 
-def sized(job: Job, progress: Progress | None = None) -> tuple[Job, PlanReport | None]:
+def sized(
+    job: Job, progress: Progress | None = None, *, vocabulary: int | None = None
+) -> tuple[Job, PlanReport | None]:
     """The job with its micro-batch as a number, and its plan; no plan where no budget is asked for.
+
+    Args:
+        job: the training file.
+        progress: told what is being done.
+        vocabulary: as for `plan_job`.
 
     Raises:
         ConfigError, BudgetInfeasibleError: as `plan_job`.
     """
     if job.options.memory_budget is None:
         return job, None
-    plan = plan_job(job, headroom=HEADROOM, progress=progress)
+    plan = plan_job(job, headroom=HEADROOM, progress=progress, vocabulary=vocabulary)
     if job.config.micro_batch != AUTO:
         return job, plan
     assert plan.batch.size is not None  # the inputs are [micro-batch, sequence]
@@ -138,6 +155,7 @@ class _Model:
     """The model of a training file, captured at any micro-batch as the training loop calls it."""
 
     job: Job
+    vocabulary: int | None
 
     def capture(self, batch: int | None, prepare: Prepared) -> Captured:
         """The step as the loop runs it: the model's own loss, under the loop's precision."""
@@ -145,7 +163,10 @@ class _Model:
         mode = compat.fake_mode_for_planning()
         with mode:
             module = network.skeleton(self.job)
-            tokens, targets = (torch.zeros(batch or 1, config.sequence, dtype=torch.int64) for _ in range(2))
+            with sizes_of(self.job.said("micro_batch")):
+                tokens, targets = (torch.zeros(batch or 1, config.sequence, dtype=torch.int64) for _ in range(2))
+        if self.vocabulary is not None:
+            network.check_sizes(self.job, module, self.vocabulary)
         dtype = torch.bfloat16 if config.precision == "bf16-true" else None
         target = Target(module, (tokens, targets), {}, _name(self.job), fake_mode=mode, dtype=dtype)
         with _autocast(config.precision):

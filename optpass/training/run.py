@@ -18,19 +18,17 @@ import torch
 from torch import nn
 
 from optpass.api import report as finished_report
-from optpass.backend import inner
 from optpass.backend.memory.measure import step_peak
 from optpass.backend.reporting import build_report
-from optpass.errors import ConfigError, OptPassError
+from optpass.errors import OptPassError, deliberate, first_line
 from optpass.options import Options
-from optpass.passes import devices
-from optpass.passes.registry import selected
 from optpass.passes.roofline import calibration
+from optpass.plan_api import check_names
 from optpass.reporting import store
 from optpass.reporting.files import write_json
 from optpass.reporting.plan.model import PlanReport
 from optpass.reporting.writable import check_folder
-from optpass.training import data, network
+from optpass.training import data, network, text
 from optpass.training.config import Job
 from optpass.training.errors import TrainError
 from optpass.training.loop import StepEvent, loss_of, steady_seconds, train_steps, validation_loss
@@ -78,47 +76,22 @@ def prepare(
         ConfigError: anything that would stop the run later and can be known now.
         BudgetInfeasibleError: no plan of a step fits the budget.
     """
-    _check_options(job.options)
-    job, plan = sized(job, progress)
-    config = job.config
-    try:
-        corpus = _corpus(job)
-        tokenizer = data.make_tokenizer(config.tokenizer, corpus.text)
-        batches = data.Batches(
-            tokenizer.encode(corpus.text),
-            sequence=config.sequence,
-            batch=config.samples,
-            holdout=config.holdout,
-            seed=config.seed,
-            device=config.device,
-        )
-    except ConfigError as error:
-        raise ConfigError(f"{job.path}: [training] {error}") from None
-    model = network.build(job, tokenizer.vocabulary)
+    check_names(job.options)
+    found = text.read(job)
+    job, plan = sized(job, progress, vocabulary=found.vocabulary)
+    config, corpus = job.config, found.corpus
+    batches = text.batches(job, found)
+    model = network.build(job, found.vocabulary)
     folder = Path(config.out) / config.name
-    check_folder(folder, f"{job.path}: [training] out = {config.out!r}")
+    check_folder(folder, job.said("out"))
     facts = {
         "source": corpus.source,
         "files": corpus.files,
         "bytes": len(corpus.text),
         "sha256": corpus.sha256,
-        "vocabulary": tokenizer.vocabulary,
+        "vocabulary": found.vocabulary,
     }
     return Prepared(job, compare, model, batches, facts, folder, plan)
-
-
-def _check_options(options: Options) -> None:
-    """The names in the options, which the backend would look up only when it compiles, on the first step."""
-    inner.check(options, None)
-    selected(options)
-    if options.device is not None:
-        devices.resolve(options.device)
-
-
-def _corpus(job: Job) -> data.Corpus:
-    if job.config.data == "stdlib":
-        return data.read_stdlib(job.config.limit_bytes)
-    return data.read_file(job.path.parent / job.config.data, job.config.limit_bytes)
 
 
 def backend_options(options: Options, *, compare: bool) -> dict[str, Any]:
@@ -234,14 +207,9 @@ def _measured(
 
 
 def _deliberate(error: BaseException, step: int) -> OptPassError:
-    """The error as one that the command line prints in a line. Dynamo wraps what a backend raises: it is unwrapped."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, OptPassError):
-            return seen
-        seen = getattr(seen, "inner_exception", None) or seen.__cause__
-    first = (str(error).strip() or "no message").splitlines()[0]
-    return TrainError(f"step {step} failed: {type(error).__name__}: {first}; --debug shows where")
+    """The error as one that the command line prints in a line."""
+    said = f"step {step} failed: {type(error).__name__}: {first_line(error)}; --debug shows where"
+    return deliberate(error) or TrainError(said)
 
 
 def _end(prepared: Prepared, outcome: Outcome, status: str, error: str) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx
 
+from optpass.naming import setting
 from optpass.passes.contract import AtenGraph
 from optpass.passes.onnx_roofline import control, sequences
 from optpass.passes.onnx_roofline.builder import Builder, opaque
@@ -284,7 +285,7 @@ def _notes(walker: Walker, dims: Dims) -> list[str]:
     notes = []
     if dims.assumed:
         names = ", ".join(sorted(set(dims.assumed)))
-        notes.append(f"symbolic dimensions taken as 1: {names}; bind them with --set NAME=SIZE")
+        notes.append(f"symbolic dimensions taken as 1: {names}; bind them with {setting('NAME', 'SIZE')}")
     notes.extend(dict.fromkeys(walker.notes))
     for reason, targets in walker.trouble.items():
         found = +targets

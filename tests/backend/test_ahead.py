@@ -1,4 +1,4 @@
-"""Capturing a model ahead of its run leaves the process as it was."""
+"""Capturing a model ahead of its run leaves the process as it was, and tells what went wrong."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import gc
 
 import pytest
 import torch
+from torch import fx, nn
 
 from optpass.backend.ahead import capture_model
+from optpass.errors import ConfigError, TraceError
 
 
 @pytest.mark.parametrize("freeze", [False, True])
@@ -21,3 +23,19 @@ def test_what_the_program_froze_stays_frozen(freeze: bool) -> None:
         assert gc.isenabled()
     finally:
         gc.unfreeze()
+
+
+def test_a_deliberate_error_while_a_graph_is_prepared_comes_out_as_it_is() -> None:
+    def prepare(gm: fx.GraphModule) -> None:
+        raise ConfigError("no pass is called 'x'")
+
+    with pytest.raises(ConfigError, match=r"^no pass is called 'x'$"):
+        capture_model(nn.Linear(3, 3), (torch.randn(2, 3),), train=False, prepare=prepare)
+
+
+def test_another_error_while_a_graph_is_prepared_is_told_with_its_own_words() -> None:
+    def prepare(gm: fx.GraphModule) -> None:
+        raise KeyError("what was missing")
+
+    with pytest.raises(TraceError, match="could not be traced: KeyError: 'what was missing'"):
+        capture_model(nn.Linear(3, 3), (torch.randn(2, 3),), train=False, prepare=prepare)

@@ -218,3 +218,8 @@ def test_fullgraph_and_names_of_graphs() -> None:
     torch.compile(f, backend="optpass", fullgraph=True, options={"inner": "eager"})(torch.ones(2, 2))
     (graph,) = build_report().graphs
     assert graph.function.startswith("[0/0] ") and "test_entry.py:" in graph.function
+
+
+def test_an_optimizer_of_no_table_is_refused_without_a_budget_too() -> None:
+    said = "options: optimizer='adamx': no such optimizer; did you mean 'adamax'"
+    assert refused(options={"optimizer": "adamx", "inner": "eager"}).startswith(said)

@@ -80,3 +80,9 @@ assert "torch" in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("settings", "why"), [({"batch": 10**18}, "overflowed"), ({"width": 3 * 10**30}, "64 bits")])
+def test_tensors_that_cannot_be_are_a_config_error(settings: dict[str, int], why: str) -> None:
+    with torch.device("meta"), pytest.raises(ConfigError, match=f"^gpt:tiny .*cannot be made: .*{why}"):
+        models.build("gpt", "tiny", **settings)

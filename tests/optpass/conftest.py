@@ -51,6 +51,11 @@ def mismatch(): return Mismatch(), torch.randn(3, 8)
 def integers(): return lambda x: x + 1, torch.arange(3)
 def value_needed(): return Net(int(torch.full((), 8).item())), torch.randn(3, 8)
 def raises(): raise ValueError("no luck\\nsecond line")
+class Mute(Exception):
+    def __str__(self): raise RuntimeError("no text")
+
+def mute(): raise Mute
+def lazy(): return nn.Sequential(nn.LazyLinear(4)), torch.randn(2, 3)
 def number(): return 3
 def single(): return (Net(),)
 def no_module(): return 3, torch.randn(2)

@@ -73,6 +73,6 @@ def test_attention_may_be_chosen() -> None:
     ],
 )
 def test_mistakes_name_the_cause(model_type: str, sets: dict[str, str], said: str) -> None:
-    with pytest.raises(ConfigError, match=r"hf:|--set") as caught:
+    with pytest.raises(ConfigError, match=r"hf:|sets: ") as caught:
         load(f"hf:{model_type}", sets=sets)
     assert said in str(caught.value)

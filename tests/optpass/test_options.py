@@ -13,7 +13,7 @@ import pytest
 
 from optpass.errors import ConfigError
 from optpass.option_files import find_toml, read_toml
-from optpass.options import Options, environment_layer, resolve
+from optpass.options import ARGUMENT, Options, environment_layer, resolve
 
 NOWHERE = Path("/")
 
@@ -117,12 +117,10 @@ def test_values_that_are_converted(tmp_path: Path) -> None:
         ({"inductor": True}, "options: inductor=True (bool) is not a table of torch._inductor.config settings"),
         ({"inductor": {1: 2}}, "options: inductor={1: 2} (dict) is not a table"),
         ([], "options: expected a table of options, got list []"),
+        (["strict"], "options: expected a table of options, got list ['strict']"),
     ],
 )
 def test_errors_in_the_dict(explicit: Any, message: str) -> None:
-    if explicit == []:
-        explicit = ["strict"]
-        message = "options: expected a table of options, got list ['strict']"
     with pytest.raises(ConfigError) as caught:
         resolve(explicit, start=NOWHERE, environ={})
     assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
@@ -195,3 +193,38 @@ def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
     environ = {k: v for k, v in os.environ.items() if not k.startswith("OPTPASS_")}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=environ)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("text", ["['redundant', 'roofline']", "redundant, roofline"])
+def test_a_list_from_text_is_toml_or_words_with_commas(text: str) -> None:
+    options = resolve(cli={"disable_passes": text}, start=NOWHERE, environ={})
+    assert options.disable_passes == ("redundant", "roofline")
+    with pytest.raises(ConfigError, match=r"command line: disable_passes=\"\['a'\" is not a list; write \['name'"):
+        resolve(cli={"disable_passes": "['a'"}, start=NOWHERE, environ={})
+
+
+def test_the_first_layer_may_be_a_table_of_a_file() -> None:
+    place = "job.toml: [options]"
+    assert resolve({"inner": "eager"}, start=NOWHERE, environ={}, layer=place).where("inner") == f"{place} inner"
+    for values, said in (
+        ({"audit": "yes"}, "audit='yes' (str) is not a boolean; write true or false, in Python True or False"),
+        ({"zzz": 1}, "unknown option 'zzz' (= 1)"),
+        ("", "expected a table of options, got str ''"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            resolve(values, start=NOWHERE, environ={}, layer=place)  # type: ignore[arg-type]
+        assert str(caught.value).startswith(f"{place} {said}")
+
+
+def test_an_object_in_place_of_a_name_is_one_short_line() -> None:
+    class Page:
+        def __repr__(self) -> str:
+            return "line of a page\n" * 40
+
+    with pytest.raises(ConfigError) as caught:
+        Options().override({"optimizer": Page()}, ARGUMENT)
+    message = str(caught.value)
+    assert message.startswith("optimizer=line of a page") and message.endswith(
+        "the name of an optimizer such as 'adamw'"
+    )
+    assert "\n" not in message and len(message) < 220

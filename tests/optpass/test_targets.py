@@ -11,6 +11,7 @@ from torch import nn
 from optpass import targets
 from optpass.errors import ConfigError
 from optpass.factory import literal
+from optpass.naming import on_the_command_line
 from optpass.targets import OnnxTarget, Target, load
 
 
@@ -82,8 +83,8 @@ MISTAKES = [
     ("gpt:small", {"size": "tiny"}, "two sizes"),
     ("gpt", {"sets": {"layrs": "3"}}, "did you mean 'layers'"),
     ("gpt", {"sets": {"layers": "three"}}, "expected int"),
-    ("gpt", {"sets": {"dtype": "bf16"}}, "use --dtype"),
-    ("gpt", {"sets": {"size": "tiny"}}, "use --size"),
+    ("gpt", {"sets": {"dtype": "bf16"}}, "use dtype itself"),
+    ("gpt", {"sets": {"size": "tiny"}}, "use size itself"),
     ("gpt", {"dtype": "bf17"}, "did you mean 'bf16'"),
     ("gpt", {"dtype": "int8"}, "not a dtype to build a model in"),
     ("factories.py", {}, "name the factory in it"),
@@ -106,6 +107,15 @@ MISTAKES = [
     ("model.onnx", {"sets": {"batch": "x"}}, "is an integer"),
     ("model.onnx", {"sets": {"batch": "-1"}}, "negative"),
     (".", {}, "is a folder"),
+    (":build", {}, "nothing stands before the colon"),
+    ("gpt:tiny", {"sets": {"batch": 10**18}}, "batch=1000000000000000000: tensors of these sizes cannot be made"),
+    ("factories.py:lazy", {}, "0.weight and 1 more have no size yet"),
+    ("factories.py:mute", {}, "raised Mute: <exception str() failed> ("),
+    ("data", {"forms": "write this or that"}, "data is none of these by its name; write this or that"),
+    ("nothing", {"forms": "write this or that"}, "unknown target 'nothing'; write this or that"),
+    ("data", {}, "or a .onnx file"),
+    ("none.onnx", {"onnx": False, "forms": "write this"}, "none.onnx: no such file, and an ONNX file has no backward"),
+    ("there.onnx", {"onnx": False, "forms": "write this"}, "there.onnx: holds a forward graph only"),
     ("data/model.bin", {}, "does not exist"),
 ]
 
@@ -114,9 +124,21 @@ MISTAKES = [
 def test_mistakes_name_the_cause_and_the_remedy(
     factories: Path, target: str, options: dict[str, object], said: str
 ) -> None:
+    for name in ("data", "there.onnx"):
+        (factories.parent / name).touch()
     with pytest.raises(ConfigError) as caught:
         load(target, **options)  # type: ignore[arg-type]
     assert said in str(caught.value)
+
+
+def test_on_the_command_line_messages_name_flags() -> None:
+    with on_the_command_line():
+        for options, said in (
+            ({"sets": {"dtype": "bf16"}}, "--set dtype=bf16: dtype is not a setting; use --dtype itself"),
+            ({"dtype": "bf17"}, "--dtype 'bf17': not a dtype"),
+        ):
+            with pytest.raises(ConfigError, match=said):
+                load("gpt", **options)  # type: ignore[arg-type]
 
 
 def test_a_file_that_does_not_parse_names_the_line(factories: Path) -> None:

@@ -94,6 +94,7 @@ if __name__ == "__main__":
         ("def f():\n    raise SystemExit('a word')\nf()", 1),
         ("import sys; sys.exit(None)", 0),
         ("import sys; sys.excepthook = lambda *a: print('mine', a[0].__name__, a[2].tb_lineno); 1 / 0", 1),
+        ("class Mute(Exception):\n    def __str__(self): 1 / 0\nraise Mute", 1),
         ("raise KeyboardInterrupt", -signal.SIGINT),
         ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
         ("import os; os._exit(9)", 9),
@@ -101,7 +102,8 @@ if __name__ == "__main__":
         (SPAWNS, 0),
         ("import os\nif os.fork() == 0: raise SystemExit(0)\nos.wait(); print('parent')", 0),
     ],
-    ids=["raises", "exit-text", "exit-none", "excepthook", "interrupt", "killed", "os-exit", "import", "spawn", "fork"],
+    ids=["raises", "exit-text", "exit-none", "excepthook", "mute", "interrupt", "killed", "os-exit", "import", "spawn",
+         "fork"],
 )  # fmt: skip
 def test_it_ends_as_it_would_without_us(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], text: str, code: int

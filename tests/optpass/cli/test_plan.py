@@ -73,12 +73,22 @@ def test_a_model_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
         (["mlp:tiny", "--batch", "0", "-d", "h100"], "at least 1"),
         (["mlp:tiny", "--option", "nonsense=1"], "unknown option 'nonsense'"),
         (["mlp:tiny", "--option", "inner=nope"], "command line: inner='nope': no such backend"),
+        (["mlp:tiny", "-O", "disable_passes=['attn']"], "no pass is called 'attn'; did you mean 'attention'?"),
+        (["mlp:tiny", "--budget", "0"], "error: --budget='0' leaves no memory"),
+        (["mlp:tiny", "--batch", "1" + 18 * "0"], "tensors of these sizes cannot be made"),
+        (["factories.py:plain", "--batch", "1" + 18 * "0"], "--batch 1000000000000000000: tensors of these sizes"),
+        (["factories.py:lazy"], "have no size yet"),
+        (["mlp:tiny", "--dtype", "bf17"], "--dtype 'bf17'"),
+        (["x.onnx"], "x.onnx: no such file, and an ONNX file has no backward"),
+        (["nothing"], "a training file that ends in .toml; the models are"),
         (["nothing"], "unknown target 'nothing'"),
         (["missing.toml"], "no such file"),
         (["missing.toml", "--size", "8b"], "--size belongs to a model by name"),
     ],
 )
-def test_bad_input_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_line(
+    factories: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(*arguments) == 2
     err = capsys.readouterr().err
     assert err.startswith("optpass: error: ") and err.count("\n") == 1 and said in err

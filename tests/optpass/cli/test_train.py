@@ -116,7 +116,7 @@ BAD = [
     (["gone.toml"], "gone.toml: no such file"),
     (["job.toml", "--compare", "jax"], "--compare 'jax'"),
     (["job.toml", "--steps", "0"], "--steps: steps = 0"),
-    (["job.toml", "--device", "tpu9"], "device = 'tpu9'"),
+    (["job.toml", "--device", "tpu9"], "--device 'tpu9' cannot be used"),
     (["job.toml", "-O", "strict"], "--option 'strict' is not KEY=VALUE"),
     (["job.toml", "-O", "stric=1"], "did you mean 'strict'"),
     (["job.toml", "--out", "text.txt"], "is a file"),

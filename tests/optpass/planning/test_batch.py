@@ -82,5 +82,5 @@ def test_headroom_is_left_where_it_can_be(search: Any, budget: int, expected: in
 
 def test_a_target_without_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "solve", lambda *_: Step(None, 10, 10))
-    with pytest.raises(ConfigError, match="--batch auto"):
+    with pytest.raises(ConfigError, match=r"^batch='auto'"):
         largest_batch(Request(capture=None, device=devices.resolve("h100")), 100)  # type: ignore[arg-type]

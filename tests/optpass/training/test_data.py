@@ -12,6 +12,8 @@ from optpass.training.data import (
     Batches,
     ByteTokenizer,
     CharTokenizer,
+    Corpus,
+    check_characters,
     make_tokenizer,
     read_file,
     read_stdlib,
@@ -70,6 +72,24 @@ def test_char_takes_text_cut_within_a_character_and_other_encodings() -> None:
     for text in ("é".encode()[:1], "é".encode("latin-1") + b"x"):
         tokenizer = CharTokenizer(text)
         assert int(tokenizer.encode(text).max()) < tokenizer.vocabulary
+
+
+def test_a_file_that_is_no_text_is_refused_for_characters() -> None:
+    def corpus(text: bytes) -> Corpus:
+        return Corpus(text, "x.bin", 1)
+
+    with pytest.raises(ConfigError, match=r'data = "x\.bin" is no text .*: byte 3 is NUL; give a text file in UTF-8'):
+        check_characters(corpus(b"abc\0" * 9))
+    cyrillic = "в чащах юга жил бы цитрус? " * 9
+    with pytest.raises(ConfigError, match=r'is no text in UTF-8 .* of 243 characters cannot be read; .* "byte"'):
+        check_characters(corpus(cyrillic.encode("koi8-r")))
+    for text in (
+        cyrillic.encode(),
+        cyrillic.encode()[:-3],
+        "é".encode()[:1],
+        ("naïve and more " * 9).encode("latin-1"),
+    ):
+        check_characters(corpus(text))  # an accent here and there, or a cut last character, is worth no failed run
 
 
 def test_batches_depend_on_seed_step_and_micro_batch_only() -> None:

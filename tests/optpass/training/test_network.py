@@ -107,12 +107,16 @@ def test_unsuitable_models_are_named_in_one_line(job_file: JobFile, model: str) 
 SETTINGS = [
     ({"model": "vocab = 200"}, "vocab = 200 is smaller than the 256 tokens of tokenizer = 'byte'"),
     ({"model": "vocab = 257", "sequence": "33"}, "sequence = 33 is longer than the model's context = 32"),
-    ({"model": "vocab = 257\nlayer = 2"}, "'layer': did you mean 'layers'"),
-    ({"model": "vocab = 257\nlayers = 'two'"}, "layers is 'two': expected int"),
+    (
+        {"model": "vocab = 257\nlayer = 2"},
+        r"\[training.model_config\] unknown setting of gpt 'layer': did you mean 'layers'",
+    ),
+    ({"model": "vocab = 257\nlayers = 'two'"}, r"\[training.model_config\] gpt: layers is 'two': expected int"),
     ({"model": "vocab = 257\nheads = 5"}, "heads .5. must divide width .33."),
     ({"model": "batch = 5"}, "batch is not set here; use 'micro_batch'"),
-    ({"size": "'huge'"}, "size = 'huge': no such size of gpt; valid: tiny"),
-    ({"device": "'gpu'"}, "device = 'gpu' cannot be used"),
+    ({"size": "'huge'"}, r"\[training\] size = 'huge': no such size of gpt; valid: tiny"),
+    ({"model": "vocab = 257\nwidth = 999_999_999_999"}, r"\[training.model_config\] gpt:tiny .*tensors of these sizes"),
+    ({"device": "'gpu'"}, r"\[training\] device = 'gpu' cannot be used"),
     ({"device": "'meta'"}, "device = 'meta' cannot be used"),
 ]
 
@@ -122,3 +126,8 @@ def test_impossible_values_are_named(job_file: JobFile, changes: dict[str, str],
     with pytest.raises(ConfigError, match=message) as caught:
         build(load(job_file(**changes)), 256)
     assert "job.toml" in str(caught.value)
+
+
+def test_a_device_by_flag_is_named_as_the_flag(job_file: JobFile) -> None:
+    with pytest.raises(ConfigError, match=r"^--device 'tpu' cannot be used: .*; try 'cpu' or 'cuda'"):
+        build(load(job_file(), overrides={"device": "tpu"}), 256)

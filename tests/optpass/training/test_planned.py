@@ -97,6 +97,36 @@ def test_the_plan_is_of_the_loop(example_plan: PlanReport) -> None:
     assert example_plan.predicted_peak_bytes <= 70_000_000
 
 
+REFUSED = [
+    ({"model": "vocab = 131"}, r"vocab = 131 is smaller than the 256 tokens of tokenizer = 'byte'"),
+    ({"sequence": "33"}, r"sequence = 33 is longer than the model's context = 32"),
+    ({"data": '"none.txt"'}, r"none\.txt.*no such file"),
+    ({"tokenizer": '"char"', "model": "vocab = 5"}, r"vocab = 5 is smaller than the \d+ tokens of tokenizer = 'char'"),
+    ({"device": '"tpu"'}, r"\[training\] device = 'tpu' cannot be used"),
+    ({"device": '"h200"'}, r"\[training\] device = 'h200' cannot be used: .* --device"),
+    ({"options": 'device = "nope"'}, r"\[options\] device='nope': no device 'nope'"),
+    ({"options": 'optimizer = "adamx"'}, r"\[options\] optimizer='adamx': no such optimizer"),
+    ({"options": 'disable_passes = ["attn"]'}, r"\[options\] disable_passes: no pass is called 'attn'"),
+    ({"options": 'inner = "egaer"'}, r"\[options\] inner='egaer': no such backend"),
+    ({"micro_batch": str(10**30)}, r"\[training\] micro_batch = 10{30}: .*"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), REFUSED, ids=lambda value: str(value)[:40])
+def test_a_plan_refuses_what_a_run_refuses(job_file: JobFile, changes: dict[str, str], said: str) -> None:
+    path = job_file(**changes)
+    with pytest.raises(ConfigError, match=rf"^{path}: .*{said}|^{path}: {said}"):
+        plan_file(path)
+    with pytest.raises(ConfigError, match=rf"^{path}: .*{said}|^{path}: {said}"):
+        prepare(load(path))
+
+
+def test_a_device_that_has_no_figures_is_told_with_its_place(job_file: JobFile) -> None:
+    path = job_file(device='"meta"')
+    with pytest.raises(ConfigError, match=rf"^{path}: \[training\] device = 'meta': no figures for devices"):
+        plan_file(path)
+
+
 def test_the_large_example_is_planned_without_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers of the 8B model at its full length: nothing of it is allocated."""
     import resource

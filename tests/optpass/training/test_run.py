@@ -60,6 +60,19 @@ def test_threads_hold_for_the_run_alone(job_file: JobFile) -> None:
     assert (seen, torch.get_num_threads()) == ([before + 1], before)
 
 
+def test_a_micro_batch_larger_than_the_machine_is_refused_before_it_trains(job_file: JobFile) -> None:
+    path = job_file(micro_batch=str(10**14))
+    with pytest.raises(ConfigError, match=r"\[training\] micro_batch = 10{14}: its tokens alone take .*PiB"):
+        run.prepare(load(path))
+    assert not Path("runs").exists()
+
+
+def test_a_folder_by_flag_is_named_as_the_flag(job_file: JobFile) -> None:
+    job = load(job_file(), overrides={"out": "text.txt"})
+    with pytest.raises(ConfigError, match=r"^--out 'text\.txt': .* is a file, not a folder"):
+        run.prepare(job)
+
+
 def test_compiled_is_the_plain_loop(job_file: JobFile) -> None:
     """With the eager inner compiler nothing may differ from a loop over the module itself."""
     prepared = run.prepare(load(job_file()))
@@ -151,7 +164,7 @@ def test_names_in_the_options_are_checked_before_training(job_file: JobFile, opt
 def test_an_error_of_ours_within_the_compiler_keeps_its_own_message(
     job_file: JobFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "_check_options", lambda options: None)
+    monkeypatch.setattr(run, "check_names", lambda options: None)
     prepared = run.prepare(load(job_file(options='inner = "inductr"')))
     with pytest.raises(ConfigError, match=r"inductr.*did you mean 'inductor'"):
         run.execute(prepared, ignore)
