@@ -45,11 +45,18 @@ def is_in_backward() -> bool:
 
 def saved_by_function(node: Any) -> list[torch.Tensor]:
     """Tensors that a custom function's node saves; none where they are released, or packed by the user's own hooks."""
+    try:
+        return [] if is_packed(node, "_saved_tensors") else saved_now(node)
+    except RuntimeError:
+        return []
+
+
+def saved_now(node: Any) -> list[torch.Tensor]:
+    """The same of a node that was made just now, which only hooks that still hold could pack; in a fraction of the
+    time."""
     if packs_what_is_saved():
         return []
     try:
-        if is_packed(node, "_saved_tensors"):
-            return []
         return [t for t in getattr(node, "saved_tensors", ()) if isinstance(t, torch.Tensor)]
     except RuntimeError:
         return []

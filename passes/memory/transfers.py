@@ -80,7 +80,7 @@ def is_copyable(tensor: Tensor) -> bool:
 
 def is_on_host(tensor: Tensor) -> bool:
     """Whether the tensor is a copy in host memory, and takes none of its device's."""
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+    if not _HOST or tensor.device.type != "cpu" or tensor.layout != torch.strided:
         return False
     reference = _HOST.get(tensor.untyped_storage()._cdata)
     return reference is not None and reference() is not None

@@ -81,8 +81,9 @@ class Chains:
     def returned(self) -> Stores:
         """Such outputs that are there, but for what graphs were given."""
         self._returned.prune()
-        for leaf in self.leaves():
-            self._returned.drop(leaf.inputs)
+        if self._returned:  # as a rule there are none, and what has run is a long list
+            for leaf in self.leaves():
+                self._returned.drop(leaf.inputs)
         return self._returned
 
     def returned_in_step(self) -> Stores:

@@ -16,7 +16,7 @@ from optpass.backend.compat.memory_callers import tensors_of_callers
 from optpass.backend.memory.eager.timeline import Shapes
 from optpass.backend.memory.replay.tail import GENERATOR_BYTES
 from optpass.backend.memory.seen.leaves import Leaf
-from optpass.backend.memory.seen.stores import Stores
+from optpass.backend.memory.seen.stores import Stores, storages_of
 from optpass.passes.memory.transfers import is_on_host
 
 
@@ -156,7 +156,7 @@ def _note(let_go: list[tuple[int, int]], size: int, _: Any) -> None:
 def leaves_of(tensors: Iterable[torch.Tensor], parameters: Iterable[torch.Tensor]) -> list[weakref.ref[torch.Tensor]]:
     """Those of `tensors` that are no `parameters` and at which a backward leaves a gradient."""
     known = {id(p) for p in parameters}
-    return [weakref.ref(t) for t in tensors if t.requires_grad and t.is_leaf and id(t) not in known]
+    return [weakref.ref(t) for t in tensors if id(t) not in known and t.requires_grad and t.is_leaf]
 
 
 def own_storages(saved: Iterable[torch.Tensor], made: Stores, given: Stores) -> Stores:
@@ -165,6 +165,17 @@ def own_storages(saved: Iterable[torch.Tensor], made: Stores, given: Stores) -> 
     own.drop(made)
     own.drop(given)
     return own
+
+
+def largest_own(saved: Iterable[torch.Tensor], made: Stores, given: Stores) -> weakref.ref[Any] | None:
+    """The largest of `own_storages`, weakly; None where there is none."""
+    most, found = -1, None
+    for tensor in saved:
+        for storage in () if is_on_host(tensor) else storages_of(tensor):
+            size = storage.nbytes()
+            if size > most and not made.has(storage) and not given.has(storage):
+                most, found = size, storage
+    return None if found is None else weakref.ref(found)
 
 
 def note_held(leaf: Leaf, own: Stores, made: Stores, given: Stores, waiting: Iterable[Run]) -> None:

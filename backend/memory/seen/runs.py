@@ -29,7 +29,7 @@ from optpass.backend.memory.seen.expected import alike, shapes_of
 from optpass.backend.memory.seen.leaves import Leaf
 from optpass.backend.memory.seen.look import LOOKS, LOOKS_ALONE, LOOKS_AT_NAMES, beside, note, note_names, others_of
 from optpass.backend.memory.seen.parameters import parameters_of
-from optpass.backend.memory.seen.run import Run, leaves_of, note_held, own_storages
+from optpass.backend.memory.seen.run import Run, largest_own, leaves_of, note_held, own_storages
 from optpass.backend.memory.seen.stores import Stores
 from optpass.backend.memory.seen.ungraded import Ahead, Lent, ahead_of, note_stepping
 from optpass.backend.memory.seen.updated import Updated
@@ -169,12 +169,12 @@ class Steps:
             leaf.inputs.add(a for i, a in enumerate(args) if isinstance(a, torch.Tensor) and i not in of_modules)
             looked_at = self._looks_at(leaf)
             saved, leaves = held_upstream(tensors) if looked_at else ([], [])
-            own = own_storages(autograd.saved_by_function(node), made, given)
+            released = largest_own(kept := autograd.saved_now(node), made, given)
             run = Run(
-                leaf, weakref.ref(node), own.largest(), given, made, Stores(saved),
+                leaf, weakref.ref(node), released, given, made, Stores(saved),
                 [weakref.ref(p) for p in parameters], leaves_of(tensors, parameters),
                 shapes_of(args, leaf.parameters) if looked_at else (),
-                looked_at or own.largest() is None, self._gone, made=made.sizes(),
+                looked_at or released is None, self._gone, made=made.sizes(),
             )  # fmt: skip
             if run.looked_at:
                 run.watch_outputs()
@@ -188,7 +188,7 @@ class Steps:
                 leaf.buffers.add(args[i] for i in leaf.module_tensors)
             if not leaf.runs:
                 leaf.again = autograd.is_checkpointed()
-                note_held(leaf, own, made, given, self._live)
+                note_held(leaf, own_storages(kept, made, given), made, given, self._live)
                 for before in self._chains.leaves():
                     before.note_trained(leaf.trained())
                     leaf.note_trained(before.trained())
@@ -206,10 +206,12 @@ class Steps:
 
     def _looks_at(self, leaf: Leaf) -> bool:
         beside = leaf.situations.get(others_of(self._live))
-        alone = not self._live and all(other.origin is leaf.origin for other in self._chains.under_way())
         # Micro-batches that the caller holds are all there in each of their steps, and are known when they have run.
         more = leaf.inputs.bytes() > leaf.inputs_seen or self._chains.returned_in_step().bytes() > leaf.returned_seen
-        return more or beside is None or beside.times < (LOOKS_ALONE if alone else LOOKS)
+        if more or beside is None or beside.times >= LOOKS:
+            return more or beside is None
+        others = self._live or any(other.origin is not leaf.origin for other in self._chains.under_way())
+        return beside.times < LOOKS_ALONE or bool(others)
 
     def lend(self, args: Sequence[Any], result: Any, needs: Callable[[], int] | None = None) -> None:
         """A graph has run without gradients: what the caller holds of it is there in the step, too.

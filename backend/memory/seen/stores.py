@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from optpass.passes.wrappers import plain_tensors
+from optpass.passes.wrappers import PLAIN, plain_tensors
 
 
 class Stores:
@@ -17,6 +17,10 @@ class Stores:
     def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
         self._found: dict[int, Any] = {}
         self.add(tensors)
+
+    def __bool__(self) -> bool:
+        """Whether any was taken in and not left out since."""
+        return bool(self._found)
 
     @classmethod
     def behind(cls, storages: Iterable[Any]) -> Stores:
@@ -27,11 +31,13 @@ class Stores:
 
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
         """Take in what is behind `tensors`."""
+        found = self._found
         for tensor in tensors:
-            for part in _plain(tensor):
-                storage = part.untyped_storage()
-                if storage._cdata not in self._found or self._found[storage._cdata]() is None:
-                    self._found[storage._cdata] = weakref.ref(storage)
+            for storage in storages_of(tensor):
+                key = storage._cdata
+                known = found.get(key)
+                if known is None or known() is None:
+                    found[key] = weakref.ref(storage)
 
     def update(self, other: Stores) -> None:
         """Take in those of `other`."""
@@ -57,7 +63,7 @@ class Stores:
 
     def behind_any(self, tensor: torch.Tensor) -> bool:
         """Whether one of them is behind a tensor, or a part of it."""
-        return any(self.has(part.untyped_storage()) for part in _plain(tensor))
+        return any(map(self.has, storages_of(tensor)))
 
     def had(self, reference: weakref.ref[Any] | None) -> bool:
         """Whether a weak reference without a callback is to one of them, which may have been released."""
@@ -72,11 +78,6 @@ class Stores:
     def prune(self) -> None:
         """Leave out those that have been released."""
         self._found = {key: reference for key, reference in self._found.items() if reference() is not None}
-
-    def largest(self) -> weakref.ref[Any] | None:
-        """The one of the most bytes; None where there is none."""
-        sizes = self.alive()
-        return self._found[max(sizes, key=lambda key: sizes[key])] if sizes else None
 
     def alive(self) -> dict[int, int]:
         """Bytes of each that has not been released."""
@@ -103,5 +104,8 @@ class Stores:
                 yield storage
 
 
-def _plain(tensor: torch.Tensor) -> list[torch.Tensor]:
-    return [part for part in plain_tensors(tensor) if part.layout == torch.strided]
+def storages_of(tensor: torch.Tensor) -> Sequence[Any]:
+    """What is behind a tensor, or behind the parts of a wrapper. This is asked of every tensor of every call."""
+    if type(tensor) in PLAIN:
+        return (tensor.untyped_storage(),) if tensor.layout is torch.strided else ()
+    return [part.untyped_storage() for part in plain_tensors(tensor) if part.layout == torch.strided]
