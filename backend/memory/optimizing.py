@@ -38,8 +38,9 @@ class Optimizing:
     @property
     def stepping(self) -> int:
         """Bytes that are there in its step alone: what it allocates, gradients of copies, and what no rehearsal tells:
-        the loss, which its caller holds, and each number that an operator is given, as a tensor, twice."""
-        scalars = ENGINE_BYTES if self.state or self.step or self.copies else 0
+        the loss, which its caller holds, each number that an operator is given, as a tensor, twice, and the numbers
+        that were made constants when the step's graphs were traced: they are nobody's, and stay."""
+        scalars = 2 * ENGINE_BYTES if self.state or self.step or self.copies else 0
         return self.step + sum(p.nbytes for p in self.copies) + scalars
 
     @classmethod

@@ -204,7 +204,7 @@ def _seen(leaves: Sequence[Leaf]) -> Step:
     inputs = max((leaf.given for leaf in leaves), default=0)
     left = max((leaf.left - leaf.left_gone for leaf in leaves), default=0)
     sure = max((leaf.left - leaf.left_gone for leaf in leaves if leaf.left_known), default=0)
-    compiled = [leaf.stepping + ENGINE_BYTES for leaf in leaves if leaf.stepping is not None]  # and a few numbers
+    compiled = [leaf.stepping + 2 * ENGINE_BYTES for leaf in leaves if leaf.stepping is not None]  # and a few numbers
     stepping = always.total + inputs + trained + max(compiled, default=optimizer.stepping)
     ran = max((leaf.ahead for leaf in leaves), default=0)
     ahead = always.total + ran + ENGINE_BYTES if ran else 0

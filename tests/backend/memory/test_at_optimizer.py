@@ -122,6 +122,27 @@ def in_parts(call, model, given):
     return step
 
 
+def constants(call, model, given):
+    """Numbers in the forward become constants of the graph when it is traced, and stay: in the first step they are
+    allocated."""
+
+    def numbers(x):
+        for number in range(3):
+            x = x + torch.tensor(number, dtype=torch.float64).to(x.dtype)
+        return model(x)
+
+    compiled = call(lambda x: numbers(x).square().mean())
+
+    def step(optimizer):
+        loss = compiled(given)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
 def measured(program, optimizer, budget, steps):
     """The peak of step number `steps`, and what is predicted then."""
     torch._dynamo.reset()
@@ -192,3 +213,11 @@ def test_where_that_was_not_seen_a_warning_says_so():
     measured(in_parts, "AdamW", peak - 500, 3)
     (warned,) = {text for text in optpass.report().warnings if "while adamw steps" in text}
     assert "let go of outputs" in warned
+
+
+def test_numbers_in_the_forward_fit_at_the_floor_too() -> None:
+    with pytest.raises(BudgetInfeasibleError) as refused:
+        measured(constants, "AdamW", 1000, 1)
+    floor = refused.value.floor_bytes
+    for number in (1, 2):
+        assert measured(constants, "AdamW", floor, number)[0] <= floor
