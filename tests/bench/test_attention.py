@@ -300,7 +300,7 @@ def test_the_least_time_is_sought_until_it_is_met_twice(monkeypatch: pytest.Monk
 def test_a_choice_is_judged_by_what_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The table says that the kernel is faster; the machine says that it takes half as long again."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    asked = attention_table._problem(Meter("cpu", "float32", False), Point(20, 20, 16, 4), "none")
+    asked = attention_table._problem(Meter("cpu", "float32", False), Point(20, 20, 16, 8), "none")
     figures = {"unfused": _flat(10.0), "cpu_flash": _flat(8.0)}
     from optpass.passes.attention.gate import Table
 
@@ -313,7 +313,7 @@ def test_a_choice_is_judged_by_what_it_costs(monkeypatch: pytest.MonkeyPatch) ->
     meter = Meter("cpu", "float32", False)
     monkeypatch.setattr(meter, "measure", lambda *_: {"unfused": 10.0, "cpu_flash": 15.0})
     mask = attention_table.MASKS[0]
-    (row,) = attention_table._check(meter, table, attention_table._spec("cpu"), Point(20, 20, 16, 4), mask, SMALL)
+    (row,) = attention_table._check(meter, table, attention_table._spec("cpu"), Point(20, 20, 16, 8), mask, SMALL)
     assert row.extra["regret"] == pytest.approx(0.5)
     assert (row.median, row.extra["unfused predicted"]) == (15.0, pytest.approx(10.0))
 
