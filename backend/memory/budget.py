@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from optpass.backend.memory.replay.tail import Tail
 from optpass.passes.memory.plan import Ledger
@@ -72,3 +72,9 @@ class Budget:
     batch: int | None = None
     where: str = ""
     notes: tuple[str, ...] = ()
+
+    def with_more(self, size: int) -> Budget:
+        """The same where `size` bytes more are there throughout, of nobody's."""
+        ahead = self.ahead and self.ahead + size
+        statics = self.statics.plus(Ledger(temporaries=size))
+        return replace(self, statics=statics, at_optimizer=self.at_optimizer + size, ahead=ahead)

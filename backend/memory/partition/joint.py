@@ -21,7 +21,7 @@ from optpass.passes.memory.early import compute_early
 from optpass.passes.memory.plan import Ledger
 from optpass.passes.memory.pricing import node_prices
 from optpass.passes.memory.problem import Price, Problem, build
-from optpass.passes.memory.tangents import is_tangent
+from optpass.passes.memory.tangents import behind_tangents, is_tangent
 
 Modules = tuple[fx.GraphModule, fx.GraphModule]
 
@@ -30,8 +30,25 @@ INDEX_BYTES = 8
 #: Bytes of a value that a loss computes with, at least.
 _WIDE = torch.float32.itemsize
 
+#: Of a number that is an operand, in double precision.
+NUMBER_BYTES = 8
+_SAVES_NUMBERS = frozenset({torch.ops.aten.mul.Tensor, torch.ops.aten.div.Tensor})
+
 #: Inductor's settings that need less memory than its default ones: tensors keep their layout around convolutions.
 LEAN: dict[str, Any] = {"layout_optimization": False}
+
+
+def numbers_kept(joint: fx.GraphModule) -> int:
+    """Bytes that stay of a compile from its first call on: each number that the forward multiplies by is a tensor to
+    autograd, which saves it while the graph is traced, in the host's memory whatever the device of the graph."""
+    if not _on_cpu(joint):
+        return 0
+    nodes = list(joint.graph.nodes)
+    backward = behind_tangents(nodes)
+    kept = [
+        n for n in nodes if n.target in _SAVES_NUMBERS and n not in backward and isinstance(n.args[1], (int, float))
+    ]
+    return NUMBER_BYTES * len(kept)
 
 
 def problem_of(

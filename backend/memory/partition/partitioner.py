@@ -30,6 +30,7 @@ from optpass.backend.memory.partition.joint import (
     loss_is_outside,
     made_ready,
     not_seen,
+    numbers_kept,
     problem_of,
 )
 from optpass.backend.memory.partition.offered import needed_beside_more, offered_plan
@@ -134,6 +135,7 @@ class BudgetPartitioner:
         named: BudgetInfeasibleError | None = None
         if self.budget.apart is not None and loss_is_outside(joint):
             self.budget = replace(self.budget, shared=True)
+        self.budget = self.budget.with_more(numbers_kept(joint))
         self._not_seen = not_seen(joint, self.budget)
         given, ahead, assumed = self.budget.statics, self.budget.ahead, assumed_of(joint, self.budget)
         for tail, more in assumed:
@@ -280,10 +282,8 @@ class BudgetPartitioner:
         self._lowered = {bool(i): lowered.work for i, lowered in enumerate(replay.lowered)}
         self.outcome.replayed = replay = replace(replay, lowered=())
         self.outcome.plan = plan = self._described(search, timeline, replay)
-        log.info(
-            "memory budget %d: planned peak %d, %d replays",
-            self.budget.bytes, plan.predicted_peak_bytes, self.outcome.replays,
-        )  # fmt: skip
+        peak, replays = plan.predicted_peak_bytes, self.outcome.replays
+        log.info("memory budget %d: planned peak %d, %d replays", self.budget.bytes, peak, replays)
 
     def _described(self, search: Search, timeline: Timeline, replay: StepReplay) -> MemoryPlan:
         return plan_of(

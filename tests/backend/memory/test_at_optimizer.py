@@ -221,3 +221,31 @@ def test_numbers_in_the_forward_fit_at_the_floor_too() -> None:
     floor = refused.value.floor_bytes
     for number in (1, 2):
         assert measured(constants, "AdamW", floor, number)[0] <= floor
+
+
+def multiplied(call, model, given):
+    """Each number that the forward multiplies by stays of its trace, as a tensor that autograd has saved."""
+
+    def numbers(x):
+        for number in range(40):
+            x = x * (1.01 + number / 64 if number % 2 else 0.7)
+        return model(x)
+
+    compiled = call(lambda x: numbers(x + 0 * model.bias).square().mean())
+
+    def step(optimizer):
+        loss = compiled(given)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def test_numbers_that_autograd_saves_fit_at_the_floor_too() -> None:
+    with pytest.raises(BudgetInfeasibleError) as refused:
+        measured(multiplied, "AdamW", 1000, 1)
+    floor = refused.value.floor_bytes
+    for number in (1, 2):
+        assert measured(multiplied, "AdamW", floor, number)[0] <= floor
