@@ -10,6 +10,7 @@ from onnx import TensorProto as T
 from onnx import helper
 
 from optpass.errors import ConfigError
+from optpass.naming import on_the_command_line
 
 
 def _value(name: str, elem: int = T.FLOAT, shape: Any = None) -> Any:
@@ -158,7 +159,9 @@ def test_symbols_are_bound_or_noted(analyse: Any, node: Any) -> None:
     assert bound.notes == ""
     free = analyse(*args, dims={"batch": 3})
     assert free.flops() == 2 * 3 * 8 * 4
-    assert "symbolic dimensions taken as 1: seq; bind them with --set NAME=SIZE" in free.notes
+    assert "symbolic dimensions taken as 1: seq; bind them with sets: NAME=SIZE" in free.notes
+    with on_the_command_line():
+        assert "bind them with --set NAME=SIZE" in analyse(*args, dims={"batch": 3}).notes
     assert free.facts.dims == {"batch": 3, "seq": 1}
 
 
