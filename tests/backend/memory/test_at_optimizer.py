@@ -131,16 +131,18 @@ def constants(call, model, given):
             x = x + torch.tensor(number, dtype=torch.float64).to(x.dtype)
         return model(x)
 
-    compiled = call(lambda x: numbers(x).square().mean())
+    return inside(call, numbers, given)
 
-    def step(optimizer):
-        loss = compiled(given)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
 
-    return step
+def multiplied(call, model, given):
+    """Each number that the forward multiplies by stays of its trace, as a tensor that autograd has saved."""
+
+    def numbers(x):
+        for number in range(40):
+            x = x * (1.01 + number / 64 if number % 2 else 0.7)
+        return model(x)
+
+    return inside(call, lambda x: numbers(x + 0 * model.bias), given)
 
 
 def measured(program, optimizer, budget, steps):
@@ -215,37 +217,10 @@ def test_where_that_was_not_seen_a_warning_says_so():
     assert "let go of outputs" in warned
 
 
-def test_numbers_in_the_forward_fit_at_the_floor_too() -> None:
+@pytest.mark.parametrize("program", [constants, multiplied])
+def test_numbers_that_a_trace_keeps_fit_at_the_floor_too(program):
     with pytest.raises(BudgetInfeasibleError) as refused:
-        measured(constants, "AdamW", 1000, 1)
+        measured(program, "AdamW", 1000, 1)
     floor = refused.value.floor_bytes
     for number in (1, 2):
-        assert measured(constants, "AdamW", floor, number)[0] <= floor
-
-
-def multiplied(call, model, given):
-    """Each number that the forward multiplies by stays of its trace, as a tensor that autograd has saved."""
-
-    def numbers(x):
-        for number in range(40):
-            x = x * (1.01 + number / 64 if number % 2 else 0.7)
-        return model(x)
-
-    compiled = call(lambda x: numbers(x + 0 * model.bias).square().mean())
-
-    def step(optimizer):
-        loss = compiled(given)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    return step
-
-
-def test_numbers_that_autograd_saves_fit_at_the_floor_too() -> None:
-    with pytest.raises(BudgetInfeasibleError) as refused:
-        measured(multiplied, "AdamW", 1000, 1)
-    floor = refused.value.floor_bytes
-    for number in (1, 2):
-        assert measured(multiplied, "AdamW", floor, number)[0] <= floor
+        assert measured(program, "AdamW", floor, number)[0] <= floor
