@@ -29,6 +29,8 @@ class Products(Protocol):
     Attributes:
         scores: of a block for each thread.
         least_rows: queries of a block.
+        causal_rows: queries of a causal block at most: fewer compute less in vain beside the diagonal, more make larger
+            products.
         one_head: blocks of a single head suit it best.
         writes: it writes to memory that it is given.
     """
@@ -37,6 +39,8 @@ class Products(Protocol):
     def scores(self) -> int: ...
     @property
     def least_rows(self) -> int: ...
+    @property
+    def causal_rows(self) -> int: ...
     @property
     def one_head(self) -> bool: ...
     @property
@@ -64,6 +68,7 @@ class Library:
 
     scores: int = 1 << 20
     least_rows: int = 16
+    causal_rows: int = 256
     one_head: bool = False
     writes: bool = True
 
@@ -95,6 +100,7 @@ class OneDnn:
 
     scores: int = 1 << 19
     least_rows: int = 128
+    causal_rows: int = 384
     one_head: bool = True
     writes: bool = False
 

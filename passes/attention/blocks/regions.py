@@ -18,8 +18,8 @@ from optpass.passes.attention.blocks.draws import Seeded
 from optpass.passes.attention.blocks.products import products
 from optpass.passes.attention.blocks.team import workers
 
-#: Queries of a causal block: fewer compute less in vain beside the diagonal, more make larger products.
-_CAUSAL_ROWS: Final = 256
+#: What the queries of causal blocks are a multiple of: others take up to 1.3 times as long.
+_ALIGNED_ROWS: Final = 64
 #: Keys for each column of a query from which scaling all queries first takes less time than scaling the scores.
 _SCALED_KEYS: Final = 8
 #: Scores of some heads of which weights are kept until the gradients of keys and values are summed: 16 MiB in bfloat16.
@@ -68,7 +68,8 @@ class Region:
         # What is dropped depends on the blocks, and these must not on anything that may change before the backward.
         per_block = self.products.scores * (threads if self.workers == 1 and not draw else 1)
         rows = max(self.products.least_rows, per_block // max(1, self.keys))
-        self.block_rows = min(self.rows, rows, _CAUSAL_ROWS) if causal else min(self.rows, rows)
+        rows = min(rows, _alike(self.rows, self.products.causal_rows)) if causal else rows
+        self.block_rows = min(self.rows, rows)
         heads = 1 if self.products.one_head else max(1, per_block // max(1, self.block_rows * self.keys))
         chunks = -(-total // heads)
         if draw and chunks < self.workers:
@@ -200,6 +201,12 @@ def _hide(scores: Tensor, above: Tensor) -> None:
 def _above(like: Tensor, side: int) -> Tensor:
     """Minus infinity above the diagonal, 0 elsewhere."""
     return like.new_full((side, side), float("-inf")).triu_(1)
+
+
+def _alike(rows: int, most: int) -> int:
+    """Rows of blocks that are as alike as can be: a short one takes nearly as long as a long one."""
+    blocks = max(1, -(-rows // most))
+    return -(-rows // (blocks * _ALIGNED_ROWS)) * _ALIGNED_ROWS
 
 
 def _folds(dtype: torch.dtype, scale: float) -> bool:

@@ -50,8 +50,9 @@ def dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> to
     used = products.LIBRARY if request.param == "library" else products.ONEDNN
     least, scores = random.choice((1, 16, 128)), random.choice((1 << 20, 1 << 12, 1 << 8, 1))
     used = replace(used, least_rows=least, scores=scores, one_head=used.one_head or random.random() < 0.5)
+    used = replace(used, causal_rows=random.choice((256, 16, 5)))
     monkeypatch.setattr(regions, "products", lambda query, keys: used)
-    monkeypatch.setattr(regions, "_CAUSAL_ROWS", random.choice((256, 16, 5)))
+    monkeypatch.setattr(regions, "_ALIGNED_ROWS", random.choice((64, 4, 1)))
     monkeypatch.setattr(regions, "_SCALED_KEYS", random.choice((0, 8)))
     monkeypatch.setattr(regions, "_ROUNDED", random.choice((2, 8)))
     monkeypatch.setattr(products, "_SHORT", random.choice((1, 192)))
@@ -185,8 +186,9 @@ def test_gradients_are_as_exact_as_eager(
 ) -> None:
     """Nothing is rounded more often than in the written program; queries are scaled first only where that is exact."""
     torch.manual_seed(seed := random.randrange(2**30))
-    monkeypatch.setattr(regions, "products", lambda query, keys: replace(products.LIBRARY, scores=rows * 128))
-    monkeypatch.setattr(regions, "_CAUSAL_ROWS", rows)
+    used = replace(products.LIBRARY, scores=rows * 128, causal_rows=rows)
+    monkeypatch.setattr(regions, "products", lambda query, keys: used)
+    monkeypatch.setattr(regions, "_ALIGNED_ROWS", rows)
     operands = [torch.randn(2, 4, 128, 16, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
     grad = torch.randn(2, 4, 128, 16, dtype=torch.bfloat16)
     hidden = torch.ones(128, 128, dtype=torch.bool).triu(1) & causal
@@ -200,6 +202,16 @@ def test_gradients_are_as_exact_as_eager(
     eager = torch.autograd.grad(written(*operands), operands, grad)
     for right, one, other in zip(wanted, ours, eager, strict=True):
         assert (one - right).norm() <= 1.02 * (other - right).norm(), seed
+
+
+@pytest.mark.parametrize("used", [products.LIBRARY, products.ONEDNN], ids=["library", "onednn"])
+def test_causal_blocks_are_alike(used: products.Products) -> None:
+    """A few rows more than a block's do not make a block of their own: they are shared out."""
+    for rows in (1, 63, 200, 260, 300, 384, 400, 640, 1500):
+        blocks = -(-rows // used.causal_rows)
+        found = regions._alike(rows, used.causal_rows)
+        assert 0 <= found - rows / blocks < regions._ALIGNED_ROWS, rows
+        assert found % regions._ALIGNED_ROWS == 0, rows
 
 
 @pytest.mark.parametrize("heads", [1, 3])
