@@ -23,6 +23,8 @@ UNFUSED_MASKS = (NONE, "computed", "loaded", "operand", "full", "softcap")
 FUSED_MASKS = (NONE, "causal", "operand", "full")
 BLOCKS_MASKS = (*FUSED_MASKS, "softcap")
 FLEX_MASKS = (NONE, "causal", "softcap")
+#: Masks that cost the inner compiler other than in proportion where scores stay in a processor's caches.
+CACHED_MASKS = ("computed", "loaded", "operand")
 #: The unfused way without a mask, for `Meter.measure`.
 UNFUSED_ALONE = {UNFUSED: (UNFUSED, NONE)}
 
@@ -75,9 +77,9 @@ GRIDS: Mapping[str, Grid] = {
             keys=(64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0),
             lengths=(64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0),
             dims=(32.0, 64.0, 128.0, 256.0),
-            scores=tuple(2.0**power for power in (20, 22, 23, 24)),
+            scores=tuple(2.0**power for power in range(17, 25)),
         ),
-        base=Base(dim=64, scores=2**22, length=512),
+        base=Base(dim=64, scores=2**22, length=256),
         dtypes=("float32", "bfloat16"),
         brief=("float16",),
         kernels=("cpu_flash", "blocks"),
@@ -112,6 +114,7 @@ def figures(grid: Grid, meter: Meter, progress: Progress) -> dict[str, Figures]:
     dims = _dims(grid, meter, kernels, progress)
     masks = {kernel: _masks(grid, meter, kernel, progress) for kernel in kernels}
     scores = _scores(grid, meter, kernels, progress)
+    masked_scores = {UNFUSED: _masked_scores(grid, meter, progress)}
     faults = {UNFUSED: _faults(grid, meter, progress)}
     found = {
         kernel: Figures(
@@ -119,6 +122,7 @@ def figures(grid: Grid, meter: Meter, progress: Progress) -> dict[str, Figures]:
             dims[kernel],
             masks[kernel],
             scores[kernel],
+            masked_scores.get(kernel, {}),
             faults.get(kernel, {}),
             grid.masked_lengths(kernel),
         )
@@ -176,6 +180,15 @@ def _scores(grid: Grid, meter: Meter, kernels: Sequence[str], progress: Progress
     if UNFUSED in found and meter.device != "cpu":  # of a CPU's, all that a later region saves is faults
         found[UNFUSED][str(MANY)] = _gather(meter.measure(p, UNFUSED_ALONE, MANY) for p in grid.numbers())[UNFUSED]
     return {kernel: found.get(kernel, {}) for kernel in kernels}
+
+
+def _masked_scores(grid: Grid, meter: Meter, progress: Progress) -> dict[str, Line]:
+    if meter.device != "cpu" or meter.dtype in grid.brief:
+        return {}
+    _say(progress, meter, "numbers of masked scores")
+    ways = {mask: (UNFUSED, mask) for mask in CACHED_MASKS}
+    found = _gather(meter.measure(point, ways) for point in grid.numbers())
+    return {mask: line for mask, line in found.items() if len(line) == len(grid.axes.scores)}
 
 
 def _faults(grid: Grid, meter: Meter, progress: Progress) -> dict[str, float]:

@@ -121,12 +121,10 @@ class Meter:
     def _call(self, point: Point, kernel: str, mask: str, regions: int) -> Call:
         q, k, v = (self._draw(point.heads, length, point.dim) for length in (point.queries, point.keys, point.keys))
         operand = _operand(mask, point, q)
-        if kernel == UNFUSED:
-            run = self._unfused(mask, regions)
-        elif kernel == BLOCKS:
-            run = _in_blocks(mask == "causal", CAP if mask == "softcap" else 0.0)
+        if kernel == FLEX:
+            run = _flex(mask, point, self.device)
         else:
-            run = _flex(mask, point, self.device) if kernel == FLEX else _sdpa(kernel, mask == "causal")
+            run = self._run(kernel, mask, regions, point.dim)
         if not self.training:
             return lambda: _inferred(run, q, k, v, operand)
         gradient = torch.randn_like(q)
@@ -136,12 +134,19 @@ class Meter:
         dtype = getattr(torch, self.dtype)
         return torch.randn(shape, dtype=dtype, device=self.device, requires_grad=self.training)
 
-    def _unfused(self, mask: str, regions: int) -> Callable[..., Tensor]:
-        """Compiled once for all sizes on a CPU, where code for any size is as fast as code for one."""
-        name = f"attention_{mask}_{regions}"
+    def _run(self, kernel: str, mask: str, regions: int, dim: int) -> Callable[..., Tensor]:
+        """Compiled once for all sizes on a CPU, where code for any size is as fast as code for one.
+
+        What calling compiled code takes is in every figure, so that it makes no difference between two. A GPU does not
+        wait for it.
+        """
+        if kernel != UNFUSED and self.device != "cpu":
+            return _fused(kernel, mask, dim)
+        name = f"{kernel}_{mask}_{regions}"
+        name += f"_{dim}" if kernel == BLOCKS else ""  # its scale is a number of the code
         if name not in self._compiled:
-            written = _named(_written(mask, regions), name)
-            self._compiled[name] = torch.compile(written, dynamic=self.device == "cpu")
+            written = _written(mask, regions) if kernel == UNFUSED else _fused(kernel, mask, dim)
+            self._compiled[name] = torch.compile(_named(written, name), dynamic=self.device == "cpu")
         return self._compiled[name]
 
 
@@ -225,6 +230,12 @@ def _named(function: Callable[..., Tensor], name: str) -> Callable[..., Tensor]:
     return FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
 
 
+def _fused(kernel: str, mask: str, dim: int) -> Callable[..., Tensor]:
+    if kernel == BLOCKS:
+        return _in_blocks(mask == "causal", CAP if mask == "softcap" else 0.0, dim)
+    return _sdpa(kernel, mask == "causal")
+
+
 def _sdpa(kernel: str, causal: bool) -> Callable[..., Tensor]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -238,10 +249,11 @@ def _sdpa(kernel: str, causal: bool) -> Callable[..., Tensor]:
     return attention
 
 
-def _in_blocks(causal: bool, cap: float) -> Callable[..., Tensor]:
+def _in_blocks(causal: bool, cap: float, dim: int) -> Callable[..., Tensor]:
+    scale = dim**-0.5 / (cap or 1.0)
+
     def attention(q: Tensor, k: Tensor, v: Tensor, operand: Tensor) -> Tensor:
         mask = operand.float()[(None,) * (4 - operand.dim())] if operand.dim() else None
-        scale = q.shape[-1] ** -0.5 / (cap or 1.0)
         return attention_in_blocks(q[None], k[None], v[None], mask, causal, scale, cap)[0]
 
     return attention

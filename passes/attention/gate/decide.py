@@ -41,11 +41,13 @@ _SHARED_OPERATORS: Mapping[str, float] = {"float32": 0.5, "bfloat16": 0.9}
 #: What attention in blocks takes longer where its backward has weights in float32 (`Problem.keeps_wide`): 1.05 to 1.11
 #: times, measured in bfloat16 at lengths of 256 to 2048.
 _WIDE = 1.1
-#: Fewer scores than this take longer to call than to compute, whatever the tables extrapolate to.
+#: Fewer scores than this, or than the table begins at, take longer to call than to compute, whatever tables extrapolate.
 _FEW: Mapping[str, int] = {"blocks": 1 << 19}
-#: Part of a table's time that the inner compiler alone takes of fewer scores than the table has, forward and with the
-#: backward: they stay in the processor's caches. Where it reads a mask from memory it takes all of it. Measured beside
-#: tables that begin at 2**20 scores, in float32 at 2**16 to 2**19.2, head dims 32 and 64: 0.76 to 0.82, 0.82 to 0.92.
+#: Scores that stay in the processor's caches, and the part of the time of more that the inner compiler alone takes of
+#: them, forward and with the backward, if the table begins above. Where it reads a mask from memory it takes all of it.
+#: Measured beside tables that begin at 2**20 scores, in float32 at 2**16 to 2**19.2, head dims 32 and 64: 0.76 to 0.82,
+#: 0.82 to 0.92.
+_CACHED_SCORES = 1 << 19
 _CACHED: Mapping[bool, float] = {False: 0.82, True: 0.86}
 #: Targets in words.
 _NAMES: Mapping[str, str] = {"sdpa": "SDPA", "flex": "FlexAttention", "blocks": "attention in"}
@@ -105,7 +107,7 @@ def decide(
     if kernel == MATH:
         reason = f"{words} computes the same products and softmax one after another, and saves nothing"
         return Verdict(False, alone.us, alone.us, reason, alone.source)
-    if _scores(problem) < _FEW.get(kernel, 0):
+    if _scores(problem) < _few(kernel, spec, problem):
         reason = f"{words} takes longer to call than to compute so few scores"
         return Verdict(False, alone.us, alone.us, reason, alone.source)
     fast = fused(replace(problem, dtype=computed_in or problem.dtype), kernel, spec, regions=regions)
@@ -219,12 +221,17 @@ def _total(problem: Problem, table: Table, ns: float, shared: float = 1.0) -> fl
 
 
 def _cached(problem: Problem, table: Table) -> float:
-    """What scores that stay in the processor's caches multiply the time of the inner compiler alone by: all of it at
-    half of the fewest that the table has."""
+    """What scores that stay in the processor's caches multiply the time of the inner compiler alone by, where the table
+    has none such: all of it at half of the fewest that it has."""
     if table.kind != "cpu":
         return 1.0
-    below = math.log2(table.axes.scores[0] / max(1, _scores(problem)))
+    below = math.log2(table.axes.scores[0] / max(_CACHED_SCORES, _scores(problem)))
     return 1.0 - min(1.0, max(0.0, below)) * (1.0 - _CACHED[problem.training])
+
+
+def _few(kernel: str, spec: DeviceSpec, problem: Problem) -> float:
+    found = find(spec, problem.device)
+    return min(_FEW.get(kernel, 0), found.table.axes.scores[0]) if found else 0
 
 
 def _shared(problem: Problem) -> float:

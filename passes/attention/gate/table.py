@@ -10,7 +10,8 @@ The points of a kernel in one dtype and mode, each in nanoseconds per score:
 - `dims`: by head dim and length, queries and keys alike; where it is empty, time is in proportion to the head dim;
 - `masks`: by what stands between scores and softmax ('none' among them), and length;
 - `scores`: by how many such regions follow each other in one graph, and the number of scores of each, at the base's
-  length. What a region's largest buffer costs depends on whether a cache holds it;
+  length. What a region's largest buffer costs depends on whether a cache holds it, and few scores on the call;
+- `masked_scores`: the same of one region, by what stands between scores and softmax;
 - `faults`: by how many such regions follow each other, what page faults add where the allocator has to ask the system
   for the buffers; a later region reuses those of an earlier one.
 
@@ -70,6 +71,7 @@ class Figures:
     dims: tuple[tuple[float, ...], ...] = ()
     masks: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    masked_scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     faults: Mapping[str, float] = field(default_factory=dict)
     lengths: tuple[float, ...] = ()
 
@@ -163,7 +165,7 @@ def per_score(
     plain *= 1.0 if figures.dims else dim / table.base.dim
     found = plain + _dims(table, figures, dim, length) + _scores(table, figures, scores, regions)
     for name, share in extra.items():
-        found += share * added(table, figures, name, length)
+        found += share * (added(table, figures, name, length) + _added_by_scores(table, figures, name, scores))
     return max(found, _LEAST * plain) + (_faults(figures, regions) if mapped else 0.0)
 
 
@@ -226,6 +228,15 @@ def _scores(table: Table, figures: Figures, scores: int, regions: int) -> float:
     return _among({n: along(sizes, line, scores) for n, line in figures.scores.items()} | {"1": at}, regions) - base
 
 
+def _added_by_scores(table: Table, figures: Figures, mask: str, scores: int) -> float:
+    """What another number of scores makes of what a mask adds; 0 where it was not measured."""
+    masked, alone, sizes = figures.masked_scores.get(mask), figures.scores.get("1"), table.axes.scores
+    if masked is None or alone is None:
+        return 0.0
+    at, base = (along(sizes, masked, n) - along(sizes, alone, n) for n in (scores, table.base.scores))
+    return at - base
+
+
 def _faults(figures: Figures, regions: int) -> float:
     return _among(figures.faults, regions) if figures.faults else 0.0
 
@@ -245,6 +256,7 @@ def _figures(raw: Mapping[str, Any]) -> Figures:
         dims=tuple(tuple(map(float, row)) for row in raw.get("dims", ())),
         masks={name: tuple(map(float, row)) for name, row in raw.get("masks", {}).items()},
         scores={name: tuple(map(float, row)) for name, row in raw.get("scores", {}).items()},
+        masked_scores={name: tuple(map(float, row)) for name, row in raw.get("masked_scores", {}).items()},
         faults={name: float(value) for name, value in raw.get("faults", {}).items()},
         lengths=tuple(map(float, raw.get("lengths", ()))),
     )
@@ -269,7 +281,8 @@ def _check(table: Table, source: str) -> None:
             if one.masks and NONE not in one.masks:
                 raise ConfigError(f"{where}: masks were measured, but not {NONE!r} beside them")
             _shape(where, "masks", tuple(one.masks.values()), len(one.masks), len(one.lengths or axes.lengths))
-            _shape(where, "scores", tuple(one.scores.values()), len(one.scores), len(axes.scores))
+            for name, lines in (("scores", one.scores), ("masked_scores", one.masked_scores)):
+                _shape(where, name, tuple(lines.values()), len(lines), len(axes.scores))
             if one.faults and ("1" not in one.faults or not all(0 <= ns < math.inf for ns in one.faults.values())):
                 raise ConfigError(f"{where}: faults has the figures {dict(one.faults)}")
 

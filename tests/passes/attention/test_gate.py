@@ -147,6 +147,10 @@ def test_effects_add_up() -> None:
     assert read(UNFUSED, scores=2**24) == 9.0
     assert read(UNFUSED, scores=2**24, regions=4) == pytest.approx(6.0)
     assert 5.0 < read(UNFUSED, scores=2**24, regions=1000) < 6.0
+    cached = dataclasses.replace(UNFUSED, masked_scores={"loaded": (6.0, 13.0)})  # beside 5 and 9 without a mask
+    assert read(cached, extra={"loaded": 1.0}) == 9.0
+    assert read(cached, extra={"loaded": 1.0}, scores=2**24) == 16.0
+    assert read(cached, extra={"computed": 1.0}, scores=2**24) == read(UNFUSED, extra={"computed": 1.0}, scores=2**24)
     faulting = dataclasses.replace(UNFUSED, faults={"1": 3.0, "4": 1.5})
     assert read(faulting) == 5.0 and read(faulting, mapped=True) == 8.0
     assert read(faulting, mapped=True, regions=4) == pytest.approx(6.5)
@@ -255,6 +259,19 @@ def test_few_scores_stay_in_the_caches(training: bool, least: float) -> None:
     assert alone_ns(causal, mask_form="computed") == pytest.approx(least * (told + 0.5))
     assert alone_ns(causal) == pytest.approx(told + 4.0)
     assert alone_ns(dataclasses.replace(few, mask="float", mask_numel=128 * 128)) > told
+    measured = table(axes=dataclasses.replace(AXES, scores=(2.0**14, 2.0**20)))
+    told = per_score(measured, UNFUSED, queries=128, keys=128, dim=64.0, extra={}, scores=2**14, regions=1)
+    assert _ns(few, unfused(few, CPU, table=Found(measured, "measured")).us) == pytest.approx(told)
+
+
+def test_blocks_are_not_extrapolated_to_few_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Down to where its table begins, and never below a number that no table began at when it was written."""
+    for least, declined, taken in ((2**17, 2**16, 2**18), (2**20, 2**18, 2**20)):
+        made = table(axes=dataclasses.replace(AXES, scores=(float(least), 2.0**24)))
+        monkeypatch.setattr("optpass.passes.attention.gate.lookup._tables", lambda user, made=made: (made,))
+        few, enough = (decide(problem(128, n // 128**2), "blocks", "blocks", CPU) for n in (declined, taken))
+        assert "longer to call" in few.reason and not few.pays
+        assert "longer to call" not in enough.reason
 
 
 def test_repeated_keys_are_copied_by_the_inner_compiler_only() -> None:
