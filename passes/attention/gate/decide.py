@@ -41,7 +41,7 @@ _SHARED_OPERATORS: Mapping[str, float] = {"float32": 0.5, "bfloat16": 0.9}
 #: What attention in blocks takes longer where its backward has weights in float32 (`Problem.keeps_wide`): 1.05 to 1.11
 #: times, measured in bfloat16 at lengths of 256 to 2048.
 _WIDE = 1.1
-#: Fewer scores than this, or than the table begins at, take longer to call than to compute, whatever tables extrapolate.
+#: Fewer scores than this, or than a table begins at, take longer to call than to compute, whatever it extrapolates to.
 _FEW: Mapping[str, int] = {"blocks": 1 << 19}
 #: Scores that stay in the processor's caches, and the part of the time of more that the inner compiler alone takes of
 #: them, forward and with the backward, if the table begins above. Where it reads a mask from memory it takes all of it.

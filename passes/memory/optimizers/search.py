@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from optpass.passes.memory.optimizers.optimizers import OptimizerCost, by_formula, cost
@@ -164,7 +164,7 @@ def cost_of(
         groups = [{**group, "params": sizes_of(_trained(group["params"], idle))} for group in optimizer.param_groups]
         try:
             state, step = rehearse(kind, groups, gpu=gpu, library=library)
-            state += _made(optimizer, lambda p: not p.requires_grad or id(p) in idle)
+            state += _made(optimizer, lambda p: not _is_stepped(p) or id(p) in idle)
             return OptimizerCost(name.lower(), state, step, f"rehearsed torch.optim.{kind.__name__}")
         except Exception as error:  # noqa: BLE001  # a class that cannot be rehearsed is counted another way
             notes.append(f"optimizer {name} could not be rehearsed: {' '.join(str(error).split())[:120]}")
@@ -206,7 +206,13 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def _trained(parameters: Iterable[Tensor], idle: Collection[int] = ()) -> list[Tensor]:
-    return [p for p in parameters if p.requires_grad and id(p) not in idle]
+    return [p for p in parameters if _is_stepped(p) and id(p) not in idle]
+
+
+def _is_stepped(parameter: Tensor) -> bool:
+    """Whether what an optimizer holds is given gradients: a copy that is kept by hand is, though it requires none; a
+    parameter that requires none is frozen."""
+    return parameter.requires_grad or not isinstance(parameter, nn.Parameter)
 
 
 def _order(optimizer: torch.optim.Optimizer) -> tuple[str, int, int]:

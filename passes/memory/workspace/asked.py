@@ -34,10 +34,11 @@ _HALF_PRECISION = frozenset(
 )  # fmt: skip
 #: What copies operands that are not laid out as it reads them, and parts of names that say so of a family.
 _READS_ROWS = frozenset(
-    ("tril", "triu", "max", "min", "aminmax", "index_select", "log_sigmoid_forward", "narrow_copy", "searchsorted",
-     "bucketize", "channel_shuffle", "multi_margin_loss", "multi_margin_loss_backward", "upsample_bicubic2d",
-     "multilabel_margin_loss_forward", "multilabel_margin_loss_backward", "binary_cross_entropy_with_logits",
-     "_cdist_forward", "_cdist_backward", "segment_reduce", "_segment_reduce_backward")
+    ("gelu_backward", "tril", "triu", "max", "min", "aminmax", "index_select", "log_sigmoid_forward", "narrow_copy",
+     "searchsorted", "bucketize", "channel_shuffle", "multi_margin_loss", "multi_margin_loss_backward",
+     "upsample_bicubic2d", "multilabel_margin_loss_forward", "multilabel_margin_loss_backward",
+     "binary_cross_entropy_with_logits", "_cdist_forward", "_cdist_backward", "segment_reduce",
+     "_segment_reduce_backward")
 )  # fmt: skip
 _READ_ROWS = ("pool", "_pad")
 _HALF = (torch.bfloat16, torch.float16)

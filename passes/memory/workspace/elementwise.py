@@ -28,6 +28,7 @@ _NO_PROMOTION = frozenset(("clone", "_to_copy", "copy", "fill", "masked_fill", "
 #: Operands that say where, not what: never cast.
 _MASKS = frozenset(("condition", "mask"))
 _NONE, _MEAN, _SUM = 0, 1, 2
+_HALF = (torch.bfloat16, torch.float16)
 
 
 def promotion(call: Call) -> int:
@@ -62,7 +63,7 @@ def _mean(call: Call) -> int:
     source, result = call.tensor("self"), call.result()
     if result is None:
         return 0
-    if result.dtype in (torch.bfloat16, torch.float16) and source.dtype == result.dtype:
+    if result.dtype in _HALF and source.dtype == result.dtype:
         return nbytes(source, torch.float32) + nbytes(result, torch.float32)
     return _accumulate(call)
 
@@ -123,7 +124,7 @@ def _multinomial(call: Call) -> int:
     source, count = call.tensor("self"), number(call.get("num_samples"))
     categories = sizes(source)[-1]
     if call.get("replacement", False) and count > 1:
-        return categories * source.element_size()
+        return categories * max(source.element_size(), 4)  # summed in float at least
     best = elements(source) // max(1, categories) * count * source.element_size()
     return nbytes(source) + (best if count > 1 else 0)
 
@@ -160,7 +161,15 @@ def _fma(call: Call) -> int:
 
 def _pair_loss(call: Call) -> int:
     """Element-wise losses are computed whole before they are reduced."""
-    return 0 if call.get("reduction", _MEAN) == _NONE else _whole(call)
+    return 0 if call.get("reduction", _MEAN) == _NONE else _whole(call) + _own_loss(call)
+
+
+def _own_loss(call: Call) -> int:
+    """Those whose elements stand in the result: half precision is averaged in a float copy, as by `_mean`."""
+    result = call.result()
+    if result is None or result.dtype not in _HALF or call.get("reduction", _MEAN) != _MEAN:
+        return 0
+    return _whole(call, torch.float32)
 
 
 def _logits_loss(call: Call) -> int:
@@ -168,11 +177,11 @@ def _logits_loss(call: Call) -> int:
     return whole if call.get("reduction", _MEAN) == _NONE else 2 * whole
 
 
-def _whole(call: Call) -> int:
+def _whole(call: Call, dtype: torch.dtype | None = None) -> int:
+    """Bytes of all elements of a loss, in `dtype` or their own."""
     source, target = call.tensor("self"), call.tensor("target")
-    return nbytes(
-        source if source.numel() >= target.numel() else target, torch.promote_types(source.dtype, target.dtype)
-    )
+    larger = source if source.numel() >= target.numel() else target
+    return nbytes(larger, dtype or torch.promote_types(source.dtype, target.dtype))
 
 
 def retained_copy(call: Call) -> int:
@@ -228,6 +237,8 @@ RULES: Mapping[str, Callable[[Call], int]] = {
     "mse_loss": _pair_loss,
     "smooth_l1_loss": _pair_loss,
     "huber_loss": _pair_loss,
+    "binary_cross_entropy": _own_loss,
+    "soft_margin_loss": _own_loss,
     "binary_cross_entropy_with_logits": _logits_loss,
 }
 

@@ -176,11 +176,12 @@ def test_none_is_found_where_none_holds_the_parameters() -> None:
     del other
 
 
-def test_masters_of_weights_in_half_precision_are_found() -> None:
-    """Their optimizer holds none of the weights."""
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_masters_of_weights_in_half_precision_are_found(requires_grad: bool) -> None:
+    """Their optimizer holds none of the weights. Some require a gradient, others are only given one."""
     model = nn.Sequential(nn.Linear(31, 41), nn.Linear(41, 31)).bfloat16()
     norm = nn.LayerNorm(37)
-    masters = [p.detach().float().requires_grad_() for p in model.parameters()]
+    masters = [p.detach().float().requires_grad_(requires_grad) for p in model.parameters()]
     optimizer = torch.optim.Adam([*masters, *norm.parameters()])
     for asked in (list(model.parameters()), [*model.parameters(), *norm.parameters()]):
         found = find_optimizer(asked)

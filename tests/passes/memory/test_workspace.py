@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
 from optpass.backend.memory.measure import measure_peak, storage_bytes
 from optpass.backend.memory.probe import library_workspace
@@ -143,6 +144,21 @@ def _like(r: random.Random, op: Any, dtypes: tuple[torch.dtype, ...], **kwargs: 
 
 
 f32, bf16, i64, i32, bool_ = torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.bool
+
+
+def _loss_of_halves(r: random.Random) -> Case:
+    x = _x(r, r.choice((bf16, torch.float16))).sigmoid()
+    names = ("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss")
+    target = torch.ones_like(x)  # which all of them take
+    return getattr(aten, r.choice(names)).default, (x, target), {"reduction": r.randint(1, 2)}
+
+
+def _gelu_backward_of_halves(r: random.Random) -> Case:
+    x = _x(r, bf16).contiguous()
+    gradient = r.choice((torch.randn_like(x), torch.randn(x.shape[::-1], dtype=bf16).permute(2, 1, 0)))
+    return aten.gelu_backward.default, (gradient, x), {}
+
+
 CASES: dict[str, Callable[[random.Random], Case]] = {
     "mul float bool": lambda r: _like(r, aten.mul.Tensor, (f32, bool_)),
     "add half float": lambda r: _like(r, aten.add.Tensor, (bf16, f32)),
@@ -181,6 +197,7 @@ CASES: dict[str, Callable[[random.Random], Case]] = {
     "mse": lambda r: (aten.mse_loss.default, ((x := _x(r)), x + 1), {}),
     "smooth l1": lambda r: (aten.smooth_l1_loss.default, ((x := _x(r)), x + 1, 2, 1.0), {}),
     "bce": lambda r: (aten.binary_cross_entropy.default, ((x := _x(r).sigmoid()), x), {}),
+    "mean loss of halves": _loss_of_halves,
     "nll": _nll,
     "layer norm": lambda r: (aten.native_layer_norm.default, ((x := _x(r)), x.shape[-1:], None, None, 1e-5), {}),
     "layer norm backward": _layer_norm_backward,
@@ -224,6 +241,22 @@ def test_formula_is_what_is_measured(name: str) -> None:
         predicted = op_workspace(*case, out)
         shapes = [(tuple(a.shape), a.stride(), a.dtype) for a in case[1] if isinstance(a, torch.Tensor)]
         assert abs(inside - predicted) <= SCALARS, f"seed {seed}: {inside} measured, {predicted} predicted, {shapes}"
+
+
+@pytest.mark.parametrize("dtype", [bf16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_formulas_hold_in_other_dtypes(name: str, dtype: torch.dtype) -> None:
+    """Or the library is asked."""
+    torch.manual_seed(seed := random.randrange(1 << 30))
+    target, args, kwargs = CASES[name](random.Random(seed))
+    case = target, tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.dtype == f32 else t, args), kwargs
+    try:
+        target(*case[1], **kwargs)
+    except (RuntimeError, NotImplementedError):
+        return  # it has no such kernel, so that nothing is needed
+    inside, out = measured(case)
+    off = abs(op_workspace(*case, out, library=library_workspace) - inside)
+    assert off <= SCALARS * (2 if dtype == torch.float64 else 1), f"seed {seed}"
 
 
 @pytest.mark.parametrize("name", ["mse", "smooth l1", "bce"])
@@ -337,6 +370,7 @@ ASKED: dict[str, Callable[[random.Random], Case]] = {
     "scatter halves": _scattered_halves,
     "index halves": _added_halves,
     "logits halves": lambda r: (aten.binary_cross_entropy_with_logits.default, ((x := _x(r, bf16)), x.sigmoid()), {}),
+    "gelu halves": _gelu_backward_of_halves,
     "sum halves": lambda r: (aten.sum.dim_IntList, (_x(r, bf16), [0, 1]), {}),
 }
 
