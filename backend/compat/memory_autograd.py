@@ -145,6 +145,12 @@ def output_extents(node: Any) -> list[tuple[tuple[int, ...], int]]:
     return found
 
 
+def is_on_cpu(node: Any) -> bool:
+    """Whether the operator behind a node returned tensors on a CPU."""
+    entries = getattr(node, "_input_metadata", ()) or ()
+    return any(getattr(getattr(entry, "device", None), "type", "") == "cpu" for entry in entries)
+
+
 def nodes_behind(tensors: Iterable[torch.Tensor]) -> list[Any]:
     """The nodes that made `tensors`."""
     return [t.grad_fn for t in tensors if t.grad_fn is not None]

@@ -22,9 +22,12 @@ from optpass.backend.memory.eager.inside import PARTS, SAME_GRADIENT, VIEWS, is_
 from optpass.backend.memory.eager.timeline import AS_SEEN, Extent, Resize, Step, Timeline
 
 #: Operators whose result, where it is one number, is in a storage as large as their input.
-REDUCED_IN_PLACE = ("MseLoss", "SmoothL1Loss", "HuberLoss")
+REDUCED_IN_PLACE = ("MseLoss", "SmoothL1Loss", "BinaryCrossEntropyBackward", "SoftMarginLoss")
 #: Tensors as large as its input that an operator allocates and releases in the forward, beside its result.
-FORWARD_TEMPORARIES = {"MseLoss": 1, "SmoothL1Loss": 1, "HuberLoss": 1, "Logsumexp": 1}
+FORWARD_TEMPORARIES = {"MseLoss": 1, "SmoothL1Loss": 1, "HuberLoss": 1, "Logsumexp": 1, "CrossEntropyWith": 2}
+#: Operators that average, unless they say that they reduce otherwise: half precision in a float copy, on a CPU.
+AVERAGED = ("MeanBackward", "HuberLoss", "CrossEntropyWith", *REDUCED_IN_PLACE)
+MEAN, HALF_BYTES = 1, 2
 #: Operators that copy what they are given where it is transposed, or a part with gaps, and views that transpose.
 CONTIGUOUS, TRANSPOSED = ("SoftmaxBackward", "LayerNorm", "GroupNorm"), ("TBackward", "Transpose", "Permute", "Movedim")
 #: What is not known.
@@ -280,7 +283,12 @@ class _Walk:
             number += 1
         number += self._is_divergence(node)
         told = self.inside.get(autograd.order(node), 0)
-        return (*((self._input(node),) * number), *((((told,), 1),) if told else ()))
+        return (*((self._input(node),) * number), *self._averaged(node), *((((told,), 1),) if told else ()))
+
+    def _averaged(self, node: Any) -> tuple[Extent, ...]:
+        shape, itemsize = self._input(node) if named(node, AVERAGED) else NOTHING
+        mean = itemsize == HALF_BYTES and getattr(node, "_saved_reduction", MEAN) == MEAN and autograd.is_on_cpu(node)
+        return ((shape, 2 * HALF_BYTES),) if mean else ()
 
     def _is_divergence(self, node: Any) -> bool:
         """Whether a node is the difference that `F.kl_div` ends with: what it takes the product of target and input

@@ -145,9 +145,9 @@ def test_gradients_of_the_step_before_are_there_until_they_are_cleared():
         assert max(site.cost["predicted_peak_bytes"] for site in sites) == pytest.approx(peak, rel=0.005)
 
 
-def eager_bytes(loss, read=False):
+def eager_bytes(loss, read=False, dtype=torch.float32):
     """What is made of the loss of 1000 x 40 outputs, in units of their bytes; `read`: nodes are read before."""
-    outputs = torch.randn(1000, 40, requires_grad=True) * 1  # stands for what a compiled graph returns
+    outputs = torch.randn(1000, 40, dtype=dtype, requires_grad=True) * 1  # stands for what a compiled graph returns
     value = loss(outputs)
     found, known = [], {}
 
@@ -176,7 +176,7 @@ def eager_bytes(loss, read=False):
         (lambda o: F.nll_loss(F.log_softmax(o, -1), torch.zeros(1000, dtype=torch.long)), 1, 3),
         (lambda o: F.mse_loss(o, torch.zeros(1000, 40)), 3, 2),
         (lambda o: (o - 1).square().mean(), 2, 5),
-        (lambda o: F.binary_cross_entropy_with_logits(o, torch.zeros(1000, 40)), 1, 2),
+        (lambda o: F.binary_cross_entropy_with_logits(o, torch.zeros(1000, 40)), 3, 2),
         (lambda o: o.sum(), 0, 0),  # its gradient is one number, seen as many
     ],
 )
@@ -205,6 +205,29 @@ def test_what_a_loss_needs_is_not_taken_for_less(loss):
     outputs = (torch.randn(1000, 40, requires_grad=True) * 1).detach().requires_grad_()
     peak = measure_peak(lambda: loss(outputs).backward()).bytes_above_start
     assert peak <= max(found.forward_bytes, found.backward_bytes) + 0.05 * size
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda o: o.mean(),
+        lambda o: F.mse_loss(o, torch.rand_like(o)),
+        lambda o: F.mse_loss(o, torch.rand_like(o), reduction="sum"),
+        lambda o: F.smooth_l1_loss(o, torch.rand_like(o)),
+        lambda o: F.huber_loss(o, torch.rand_like(o)),
+        lambda o: F.binary_cross_entropy(o.sigmoid(), torch.rand_like(o)),
+        lambda o: F.binary_cross_entropy_with_logits(o, torch.rand_like(o)),
+        lambda o: F.soft_margin_loss(o, torch.rand_like(o)),
+    ],
+)
+def test_what_a_loss_needs_forward(loss, dtype):
+    """With its target; half precision is averaged in a float copy."""
+    found, size = eager_bytes(loss, dtype=dtype)
+    outputs = (torch.randn(1000, 40, dtype=dtype, requires_grad=True) * 1).detach().requires_grad_()
+    held = []
+    needed = measure_peak(lambda: held.append(loss(outputs))).bytes_above_start
+    assert -64 <= found.forward_bytes - needed <= 0.1 * size, (found.forward_bytes / size, needed / size)
 
 
 HEAD = nn.Sequential(nn.Linear(40, 160), nn.GELU(), nn.Dropout(0.2), nn.Linear(160, 10))
