@@ -148,6 +148,8 @@ def _compile(
         without = functools.partial(_compile, contents.original()(), example_inputs, mode=mode, look=look, case=case)
         return _without(changed, error, without, resolved)
     finally:
+        if memory is not None:
+            memory.if_nothing_else_trains = None  # it holds what the graph was compiled with
         if trial:
             session.withdraw()
     alone = not any(isinstance(value, list) for value in example_inputs)  # compiled autograd's have theirs in one

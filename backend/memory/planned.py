@@ -114,7 +114,6 @@ class Planned:
         self._leaf.inputs.update(tensors.unread)
         self._leaf.buffers.update(tensors.unread_of_modules)
         self._leaf.elsewhere = self._leaf.elsewhere.with_those_of(tensors.elsewhere)
-        partitioner.if_nothing_else_trains = None
         if case.before is None and not partitioner.follows:
             idle = idle_of(tensors.idle, tensors.parameters, partitioner.ungraded, ())
             self._leaf.idle = tuple(weakref.ref(p) for p in idle)

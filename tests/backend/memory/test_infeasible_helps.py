@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 
 import pytest
 import torch
@@ -75,6 +77,19 @@ def test_a_floor_that_is_named_before_the_loss_ran_says_so(steps):
     assert "named before the loss outside of the graph ran" in str(
         _refused(steps, torch.nn.Linear(32, 32), torch.randn(4, 32), 1000)
     )
+
+
+def test_what_was_refused_is_let_go():
+    """A program that tries a smaller batch then has room for it."""
+    model, x = torch.nn.Linear(32, 32), torch.randn(64, 32)
+    compiled = torch.compile(model, backend="optpass", options={"inner": "aot_eager", "memory_budget": 1000})
+    with pytest.raises(optpass.BudgetInfeasibleError):
+        compiled(x)
+    held = [weakref.ref(x.untyped_storage()), weakref.ref(model.weight)]
+    del model, compiled, x
+    torch._dynamo.reset()
+    gc.collect()
+    assert [one() for one in held] == [None, None]
 
 
 class Broken(torch.nn.Module):
