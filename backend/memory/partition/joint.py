@@ -119,7 +119,9 @@ def assumed_of(joint: fx.GraphModule, budget: Budget) -> list[tuple[Tail, Ledger
     plain = targets_of(joint)
     held = targets_of(joint, budget.around)
     more = held if tails[0].saved_bytes else 2 * held  # the difference between the two, too
-    found = [*([(tails[0], more)] if held > plain else []), *((tail, plain) for tail in tails)]
+    squares = () if budget.shared or budget.again else squares_of(joint)
+    found = [(tails[0], more), *((tail, held) for tail in squares)] if held > plain else []
+    found += [(tail, plain) for tail in tails]
     likely = [(tail, Ledger(inputs=size)) for tail, size in found]
     apart = budget.apart if budget.shared else None
     if apart is not None and apart.total:
@@ -171,6 +173,14 @@ def tails_of(joint: fx.GraphModule) -> tuple[Tail, ...]:
         entropy.insert(0, Tail(True, 2 * wide, wide, 2 * wide))
         squares.insert(0, Tail(True, 2 * wide, wide, 4 * wide))
     return (*squares, entropy[-1]) if _like_inputs(joint, values) else tuple(entropy)
+
+
+def squares_of(joint: fx.GraphModule) -> tuple[Tail, ...]:
+    """What happens between the graphs where `F.mse_loss` or its like reads the outputs: the number that it returns is
+    in a storage as large as they are. The caller holds them throughout, or the loss alone does."""
+    size = sum(size_of(t) for t in _tangents(joint))
+    wide = sum(int(hint(t.numel())) * _WIDE for t in _tangents(joint) if t.element_size() < _WIDE)
+    return tuple(Tail(holds, size + wide, 0, size, kept_bytes=size, reads_outputs=not holds) for holds in (True, False))
 
 
 def tails_of_one(joint: fx.GraphModule) -> tuple[Tail, ...]:

@@ -87,6 +87,37 @@ def test_a_target_that_the_caller_holds_is_counted():
         assert peak <= figures["predicted_peak_bytes"] <= budget
 
 
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss])
+def test_a_loss_with_a_target_fits_at_the_floor_of_later_steps(loss):
+    """That is known when it was seen, and the first step of another process does not know it."""
+    torch.manual_seed(0)
+    layers = (layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU()))
+    model, inputs, target = nn.Sequential(*layers), torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
+    options = {"inner": "aot_eager", "optimizer": "none", "strict": True}
+
+    def steps(budget):
+        torch._dynamo.reset()
+        optpass.reset_report()
+        STEPS.forget()
+        call = torch.compile(model, backend="optpass", options={**options, "memory_budget": budget})
+        peaks = []
+        for _ in range(3):
+            peak = measure_peak(lambda: loss(call(inputs), target).backward())
+            peaks.append(storage_bytes([*model.parameters(), inputs, target]) + peak.bytes_above_start)
+            model.zero_grad()
+        return peaks
+
+    budget, peaks = 1, []
+    while not peaks:
+        try:
+            peaks = steps(budget)
+        except optpass.BudgetInfeasibleError as error:
+            model.zero_grad()
+            assert error.floor_bytes > budget
+            budget = error.floor_bytes
+    assert 0.95 * budget <= max(peaks) <= budget
+
+
 def test_what_a_regression_may_need_refuses_no_other_loss():
     """Outputs of the inputs' shape whose loss is a graph of its own, or small, fit less than a mean of squares does."""
     torch.manual_seed(0)
