@@ -23,6 +23,12 @@ from optpass.passes.devices import DeviceSpec
 #: Their lengths are no sizes of the graph's: larger ones would not be noticed.
 NESTED = "the option 'memory_budget' has no effect on a graph of nested tensors, which does not say how long they are"
 
+#: What it saves is between two parts of one graph, which AOTAutograd splits nowhere.
+OWN_GRADIENTS = (
+    "the option 'memory_budget' has no effect on gradients that a graph takes itself (torch.func.grad, vjp, jacrev): "
+    "take them outside of what is compiled, by backward() or torch.autograd.grad"
+)
+
 
 def is_planned(gm: fx.GraphModule, options: Options) -> bool:
     """Whether a graph can have the budget that is asked for; whether one is."""
@@ -89,7 +95,13 @@ def partitioner_of(
             return found or partitioner.budget
 
         partitioner.if_nothing_else_trains = if_nothing_else_trains
-    return partitioner, ""
+    return partitioner, OWN_GRADIENTS if _takes_gradients(gm) else ""
+
+
+def _takes_gradients(gm: fx.GraphModule) -> bool:
+    """Whether a Dynamo graph differentiates a part of itself, as transforms of `torch.func` do."""
+    graphs = [m.graph for m in gm.modules() if isinstance(m, fx.GraphModule)]
+    return any(getattr(n.target, "__name__", "") == "_autograd_grad" for graph in graphs for n in graph.nodes)
 
 
 def identity_of(uuid: str, partitioner: BudgetPartitioner | None) -> str:

@@ -147,6 +147,16 @@ def test_an_inner_compiler_that_decides_itself_is_warned_of(steps, programs, inn
     assert any("memory_budget" in text and "no effect" in text for text in optpass.report().warnings)
 
 
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.grad_and_value, torch.func.jacrev])
+def test_gradients_that_a_graph_takes_itself_are_warned_of(transform):
+    """Else a budget would be passed over in silence."""
+    weights, x = torch.randn(8, 8), torch.randn(4, 8)
+    options = {"inner": "aot_eager", "memory_budget": 10}
+    torch.compile(lambda w: transform(lambda w: (x @ w).tanh().mean())(w), backend="optpass", options=options)(weights)
+    (said,) = [text for text in optpass.report().warnings if "no effect" in text]
+    assert "torch.func.grad" in said
+
+
 def test_where_the_search_counts_too_much_the_default_plan_is_looked_at_before_an_error(monkeypatch):
     """Generated code may need less without recomputation than with any plan that the search knows."""
     model, x = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 8)), torch.randn(64, 32)
