@@ -143,7 +143,8 @@ def _like(r: random.Random, op: Any, dtypes: tuple[torch.dtype, ...], **kwargs: 
     return op, tuple((x + 2).to(dtype) for dtype in dtypes), kwargs
 
 
-f32, bf16, i64, i32, bool_ = torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.bool
+f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
+i64, i32, bool_ = torch.int64, torch.int32, torch.bool
 
 
 def _loss_of_halves(r: random.Random) -> Case:
@@ -243,20 +244,23 @@ def test_formula_is_what_is_measured(name: str) -> None:
         assert abs(inside - predicted) <= SCALARS, f"seed {seed}: {inside} measured, {predicted} predicted, {shapes}"
 
 
-@pytest.mark.parametrize("dtype", [bf16, torch.float16, torch.float64], ids=str)
-@pytest.mark.parametrize("name", CASES)
+#: They have no kernel for half precision, or need statistics in float32.
+WIDE = ("ctc backward", "attention backward")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, dtype) for name in CASES for dtype in (f64, *(() if name in WIDE else (bf16, torch.float16)))],
+)
 def test_formulas_hold_in_other_dtypes(name: str, dtype: torch.dtype) -> None:
     """Or the library is asked."""
     torch.manual_seed(seed := random.randrange(1 << 30))
     target, args, kwargs = CASES[name](random.Random(seed))
     case = target, tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.dtype == f32 else t, args), kwargs
-    try:
-        target(*case[1], **kwargs)
-    except (RuntimeError, NotImplementedError):
-        return  # it has no such kernel, so that nothing is needed
+    target(*case[1], **kwargs)
     inside, out = measured(case)
     off = abs(op_workspace(*case, out, library=library_workspace) - inside)
-    assert off <= SCALARS * (2 if dtype == torch.float64 else 1), f"seed {seed}"
+    assert off <= SCALARS * (2 if dtype == f64 else 1), f"seed {seed}"
 
 
 @pytest.mark.parametrize("name", ["mse", "smooth l1", "bce"])
