@@ -103,14 +103,15 @@ def decide(
         computed_in: dtype that the kernel is given the operands in; None for their own.
     """
     words = f"{_NAMES.get(target, target)} {kernel}".strip()
-    alone = unfused(problem, spec, mask_form=mask_form, regions=regions)
+    found = find(spec, problem.device)
+    alone = unfused(problem, spec, mask_form=mask_form, regions=regions, table=found)
     if kernel == MATH:
         reason = f"{words} computes the same products and softmax one after another, and saves nothing"
         return Verdict(False, alone.us, alone.us, reason, alone.source)
-    if _scores(problem) < _few(kernel, spec, problem):
+    if found is not None and _scores(problem) < min(_FEW.get(kernel, 0), found.table.axes.scores[0]):
         reason = f"{words} takes longer to call than to compute so few scores"
         return Verdict(False, alone.us, alone.us, reason, alone.source)
-    fast = fused(replace(problem, dtype=computed_in or problem.dtype), kernel, spec, regions=regions)
+    fast = fused(replace(problem, dtype=computed_in or problem.dtype), kernel, spec, regions=regions, table=found)
     if fast is None:
         reason = f"nothing is known of what {words} takes for {_dtype(problem)} on this device"
         return Verdict(False, alone.us, alone.us, reason, alone.source)
@@ -227,11 +228,6 @@ def _cached(problem: Problem, table: Table) -> float:
         return 1.0
     below = math.log2(table.axes.scores[0] / max(_CACHED_SCORES, _scores(problem)))
     return 1.0 - min(1.0, max(0.0, below)) * (1.0 - _CACHED[problem.training])
-
-
-def _few(kernel: str, spec: DeviceSpec, problem: Problem) -> float:
-    found = find(spec, problem.device)
-    return min(_FEW.get(kernel, 0), found.table.axes.scores[0]) if found else 0
 
 
 def _shared(problem: Problem) -> float:
