@@ -131,7 +131,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, effort in (("EFFORT", 2_500), ("EFFORT_SMALL", 2_500), ("EFFORT_GAPS", 1_200)):
         monkeypatch.setattr(refill, name, effort)
     known = importlib.import_module("optpass.backend.memory.plans.searches")
-    for found in (known.SEARCHES, known.CHOICES):
+    for found in (known.SEARCHES.found, known.CHOICES):
         monkeypatch.setattr(found, "_found", type(found._found)())
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from optpass.backend.memory.plans.bounds import Choice
 from optpass.passes.memory.search.known import Known
 from optpass.passes.memory.search.schedule import Timeline
-from optpass.passes.memory.search.search import Found, Search
+from optpass.passes.memory.search.search import Remembered, Search
 
-SEARCHES: Known[Found] = Known()
+SEARCHES = Remembered()
 #: Plans to choose from, by all that they depend on (`allot.choices_of`): repeated layers make repeated graphs.
 CHOICES: Known[list[Choice]] = Known(64)
 #: Where what is between the halves of a graph is its floor, plans are also looked for with less there, in parts of it.

@@ -41,6 +41,13 @@ class Known(Generic[T]):
 
 def key_of(problem: Problem) -> str:
     """Equal for problems that are equal in all that a search reads: everything but what FX nodes are called."""
+    between = (problem.tail, problem.kept, problem.early)
+    held = (problem.outputs_held, problem.tangents_held, problem.saved_held)
+    return f"{graph_key_of(problem)} {between} {held}"
+
+
+def graph_key_of(problem: Problem) -> str:
+    """Equal for problems that are equal but for what is there between their halves, and what is held meanwhile."""
     digest = hashlib.sha256()
     for o in problem.operations:
         figures = (o.inputs, o.outputs, o.seconds, o.workspace, o.forward, o.backward, o.kept_why, o.fusing)
@@ -48,8 +55,6 @@ def key_of(problem: Problem) -> str:
     for s in problem.storages:
         name = str(s.node.target) if s.node.op == "call_function" else s.node.op
         digest.update(repr((name, s.bytes, s.producer, s.given, s.tangent)).encode())
-    between = (problem.tail, problem.kept, problem.early)
-    held = (problem.outputs_held, problem.tangents_held, problem.saved_held)
     ends = (problem.forward_outputs, problem.backward_outputs, sorted(problem.baseline))
-    digest.update(repr((between, held, ends)).encode())
+    digest.update(repr(ends).encode())
     return digest.hexdigest()

@@ -66,7 +66,6 @@ class Refill:
         gaps = EFFORT_GAPS if size <= LARGE else TIMELINES // 2 * size
         self._left, self._left_for_gaps = int(effort * left), int(effort * gaps)
         self._seen: set[tuple[int, float]] = set()
-        self._steps: dict[tuple[frozenset[int], frozenset[tuple[int, frozenset[int]]]], int] = {}
 
     @uncollected()
     def from_states(self, states: Iterable[State]) -> list[Plan]:
@@ -79,24 +78,18 @@ class Refill:
         self._fill()
         return self.plans
 
-    def _run(self, state: State) -> Timeline:
-        timeline = self.schedule.run(state)
-        self._left -= len(timeline.steps)
-        self._note(state, timeline)
-        self._steps[_key(state)] = len(timeline.steps)
-        return timeline
+    def _run(self, state: State) -> Plan:
+        """The plan of `state`, noted. The effort is that of running its timeline, also where that was tried before, so
+        that the plans that are found do not depend on that."""
+        figures = self.schedule.figures(state)
+        self._left -= figures.steps
+        plan = Plan(self.schedule.peak(figures), figures.seconds, state)
+        self._note(plan)
+        return plan
 
-    def _look(self, state: State) -> None:
-        """Note the plan of `state`, once; the effort is that of looking each time, so that the plans are the same."""
-        steps = self._steps.get(_key(state))
-        if steps is None:
-            self._run(state)
-        else:
-            self._left -= steps
-
-    def _note(self, state: State, timeline: Timeline) -> None:
+    def _note(self, plan: Plan) -> None:
         """Keep the plan if none that is as fast has so small a peak; drop those that it makes needless."""
-        peak, seconds = timeline.peak, timeline.recomputed_s
+        peak, seconds = plan.peak, plan.seconds
         at = bisect_right(self.plans, peak, key=lambda plan: plan.peak)
         if at and self.plans[at - 1].seconds <= seconds:
             return
@@ -104,35 +97,32 @@ class Refill:
         while end < len(self.plans) and self.plans[end].seconds >= seconds:
             end += 1
         start = at - 1 if at and self.plans[at - 1].peak == peak else at
-        self.plans[start:end] = [Plan(peak, seconds, state)]
+        self.plans[start:end] = [plan]
 
     def _up(self, state: State, left: int) -> None:
         """From `state` upwards until nothing helps, or until no more effort than `left` is left."""
-        timeline = self._run(state)
-        while self._is_new(timeline) and self._left > left:
-            best = self._best(state, timeline)
-            if best is None:
-                return
-            state, timeline = best
+        plan: Plan | None = self._run(state)
+        while plan is not None and self._is_new(plan) and self._left > left:
+            plan = self._best(plan)
 
-    def _best(self, state: State, timeline: Timeline) -> tuple[State, Timeline] | None:
+    def _best(self, plan: Plan) -> Plan | None:
         """What saves most for each byte that the peak rises; an exchange only where it does not rise."""
-        best: tuple[float, State, Timeline] | None = None
-        for trial, exchange in self._trials(state, timeline):
+        best: tuple[float, Plan] | None = None
+        for trial, exchange in self._trials(plan.state, self.schedule.run(plan.state)):
             if self._left <= 0:
                 break
             after = self._run(trial)
-            saved = timeline.recomputed_s - after.recomputed_s
-            if saved <= 0 or (exchange and after.peak > timeline.peak):
+            saved = plan.seconds - after.seconds
+            if saved <= 0 or (exchange and after.peak > plan.peak):
                 continue
-            score = saved / max(after.peak - timeline.peak, 1)
+            score = saved / max(after.peak - plan.peak, 1)
             if best is None or score > best[0]:
-                best = score, trial, after
-        return None if best is None else best[1:]
+                best = score, after
+        return None if best is None else best[1]
 
-    def _is_new(self, timeline: Timeline) -> bool:
+    def _is_new(self, plan: Plan) -> bool:
         """Whether the way up has not been here before."""
-        key = timeline.peak, timeline.recomputed_s
+        key = plan.peak, plan.seconds
         known = key in self._seen
         self._seen.add(key)
         return not known
@@ -150,7 +140,7 @@ class Refill:
             for state in self._between(low.state, high.state):
                 if self._left <= 0:
                     return
-                self._look(state)
+                self._run(state)
 
     def _between(self, low: State, high: State) -> Iterator[State]:
         """From `low` towards `high`: first what costs most to compute again for its bytes; and the same from behind."""
@@ -238,12 +228,6 @@ class Refill:
                     trial = state.copy()
                     trial.evicted[position].discard(s)
                     yield trial
-
-
-def _key(state: State) -> tuple[frozenset[int], frozenset[tuple[int, frozenset[int]]]]:
-    """The same for states of which one timeline follows."""
-    evicted = frozenset((position, frozenset(gone)) for position, gone in state.evicted.items() if gone)
-    return frozenset(state.kept), evicted
 
 
 def _with(state: State, part: Collection[int]) -> State:

@@ -8,10 +8,13 @@ for an executor that frees at last use.
 
 from __future__ import annotations
 
+import hashlib
+from array import array
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +26,9 @@ from optpass.passes.memory.search.timeline import Timeline as Timeline
 
 #: What is kept, and what is not held at which positions.
 FrozenState = tuple[tuple[int, ...], tuple[tuple[int, tuple[int, ...]], ...]]
+
+#: Timelines of one graph whose figures are remembered: some 300 bytes each.
+MOST_TRIED = 30_000
 
 
 @dataclass
@@ -41,6 +47,13 @@ class State:
         """An independent copy."""
         return State(set(self.kept), {p: set(v) for p, v in self.evicted.items()})
 
+    def key(self, *beside: bool) -> bytes:
+        """The same for states of which one timeline follows, and what holds `beside`."""
+        evicted = sorted((position, *sorted(gone)) for position, gone in self.evicted.items() if gone)
+        parts = [sorted(self.kept), *evicted]
+        numbers = array("q", chain(beside, map(len, parts), *parts))
+        return hashlib.blake2b(numbers.tobytes(), digest_size=16).digest()
+
     def frozen(self) -> FrozenState:
         """The same, hashable, and written the same in every process."""
         evicted = tuple((p, tuple(sorted(v))) for p, v in sorted(self.evicted.items()) if v)
@@ -52,11 +65,34 @@ class State:
         return cls(set(frozen[0]), {p: set(v) for p, v in frozen[1]})
 
 
-class Schedule:
-    """The timelines of one problem."""
+class Figures(NamedTuple):
+    """What a search compares timelines by: of states that were tried, only these are kept.
 
-    def __init__(self, problem: Problem) -> None:
+    Attributes:
+        steps: how many the backward has.
+        seconds: of what it computes again.
+        forward, backward: the most bytes that are live in each, without those of the problem's `early` and `kept`.
+        held: bytes live between the two, without those of its `tail`.
+    """
+
+    steps: int
+    seconds: float
+    forward: int
+    backward: int
+    held: int
+
+
+class Schedule:
+    """The timelines of one problem.
+
+    Args:
+        problem: the step; what it has between its halves may be changed.
+        tried: figures of the timelines of an equal graph, by state, for this one to read and add to.
+    """
+
+    def __init__(self, problem: Problem, tried: dict[bytes, Figures] | None = None) -> None:
         self.problem = problem
+        self._tried: dict[bytes, Figures] = {} if tried is None else tried
         self.operations = problem.operations
         self.sizes = np.array([s.bytes for s in problem.storages], dtype=np.int64)
         self.given = [s.given and not s.tangent for s in problem.storages]
@@ -131,6 +167,28 @@ class Schedule:
         walk = _Walk(self, state)
         walk.run()
         return self._measure(walk)
+
+    def figures(self, state: State) -> Figures:
+        """Those of its timeline, which is run once."""
+        problem = self.problem
+        key = state.key(problem.outputs_held, problem.tangents_held, problem.saved_held)
+        found = self._tried.get(key)
+        if found is None:
+            found = self._figures_of(self.run(state))
+            if len(self._tried) < MOST_TRIED:
+                self._tried[key] = found
+        return found
+
+    def _figures_of(self, timeline: Timeline) -> Figures:
+        problem = self.problem
+        forward = int(timeline.forward.max(initial=problem.early)) - problem.early
+        backward = int(timeline.backward.max(initial=problem.kept)) - problem.kept
+        return Figures(len(timeline.steps), timeline.recomputed_s, forward, backward, timeline.boundary - problem.tail)
+
+    def peak(self, figures: Figures) -> int:
+        """The most bytes that are live at once."""
+        problem = self.problem
+        return max(figures.forward + problem.early, figures.held + problem.tail, figures.backward + problem.kept)
 
     def _measure(self, walk: _Walk) -> Timeline:
         values = walk.values()

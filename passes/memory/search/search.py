@@ -14,11 +14,11 @@ from itertools import pairwise
 
 from optpass.passes.memory.problem import Problem
 from optpass.passes.memory.search.classes import classes_of
-from optpass.passes.memory.search.known import Known, key_of
+from optpass.passes.memory.search.known import Known, graph_key_of, key_of
 from optpass.passes.memory.search.move import Candidate, Move
 from optpass.passes.memory.search.moves import Finder
 from optpass.passes.memory.search.refill import Plan, Refill, fastest
-from optpass.passes.memory.search.schedule import Schedule, State, Timeline
+from optpass.passes.memory.search.schedule import Figures, Schedule, State, Timeline
 from optpass.passes.memory.uncollected import uncollected
 
 #: Storages of less than this part of the peak are not worth a decision of their own.
@@ -55,21 +55,43 @@ class Found:
     upwards: list[Plan] | None = None
 
 
+@dataclass
+class Remembered:
+    """What searches have found, for others to go on from.
+
+    Attributes:
+        found: by `key_of`, for problems that are equal.
+        tried: by `graph_key_of`, for those that differ in what is there between their halves: what is tried is much the
+            same, and only its peak is another.
+    """
+
+    found: Known[Found] = field(default_factory=Known)
+    tried: Known[dict[bytes, Figures]] = field(default_factory=Known)
+
+    def tried_of(self, problem: Problem) -> dict[bytes, Figures]:
+        """Figures by state, to read and to add to."""
+        key = graph_key_of(problem)
+        tried = self.tried.get(key)
+        if tried is None:
+            self.tried.put(key, tried := {})
+        return tried
+
+
 class Search:
     """Finds the way once, and plans for any budget.
 
     Args:
         problem: the step.
         progress: told the peak after each batch of moves.
-        known: what other searches have found, for this one to go on from where the problem is equal.
+        known: what other searches have found.
     """
 
     def __init__(
-        self, problem: Problem, progress: Callable[[int], None] | None = None, known: Known[Found] | None = None
+        self, problem: Problem, progress: Callable[[int], None] | None = None, known: Remembered | None = None
     ) -> None:
         self.problem = problem
         self._found_for = self._now()
-        self.schedule = Schedule(problem)
+        self.schedule = Schedule(problem, None if known is None else known.tried_of(problem))
         self.classes = classes_of(problem)
         self._progress = progress or (lambda peak: None)
         made = self.schedule._forward_made
@@ -78,11 +100,11 @@ class Search:
         start = State(kept=set(problem.baseline) | (pinned & made))
         self.start = start
         key = "" if known is None else key_of(problem)
-        found = None if known is None else known.get(key)
+        found = None if known is None else known.found.get(key)
         if found is None:
             found = self._find(start)
             if known is not None:
-                known.put(key, found)
+                known.found.put(key, found)
         self._found = found
         self.way, self._base_s = found.way, found.base_s
 

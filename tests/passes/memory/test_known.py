@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from optpass.passes.memory.search import schedule
 from optpass.passes.memory.search.known import Known, key_of
-from optpass.passes.memory.search.search import Found, Search
+from optpass.passes.memory.search.search import Remembered, Search
 
 
 def test_an_equal_problem_is_not_searched_again(joints, programs, monkeypatch):
-    known: Known[Found] = Known()
+    known = Remembered()
     first = Search(programs.problem_of(joints["stack"][2]), known=known)
     budgets = [first.floor, (first.floor + first.unconstrained) // 2, first.unconstrained]
     wanted = [first.at_most(budget) for budget in budgets]
@@ -23,6 +24,37 @@ def test_an_equal_problem_is_not_searched_again(joints, programs, monkeypatch):
             assert found is not None
             assert found[0].frozen() == state.frozen() and found[1].peak == timeline.peak
     assert again.frontier() == first.frontier() == alone.frontier()
+
+
+def test_with_more_between_its_halves_what_was_tried_is_known_and_plans_are_the_same(joints, programs):
+    known = Remembered()
+
+    def searched(change, known):
+        problem = programs.problem_of(joints["stack"][2])
+        change(problem)
+        search = Search(problem, known=known)
+        ran, run = [], search.schedule.run
+        search.schedule.run = lambda state: ran.append(state) or run(state)
+        return search.frontier(), [plan.state.frozen() for plan in search.refilled()], len(ran)
+
+    def change(**figures):
+        return lambda problem: [setattr(problem, name, value) for name, value in figures.items()]
+
+    searched(change(), known)
+    for figures in ({"tail": 4096}, {"early": 512}, {"kept": 300}, {"outputs_held": False}, {"saved_held": True}):
+        *alone, all_of_them = searched(change(**figures), None)
+        *found, some = searched(change(**figures), known)
+        assert found == alone
+        assert some < all_of_them or not figures.keys() & {"tail", "early", "kept"}
+    assert searched(change(tail=4096), known)[2] < 0.2 * all_of_them
+
+
+def test_no_more_than_so_many_are_remembered(joints, programs, monkeypatch):
+    monkeypatch.setattr(schedule, "MOST_TRIED", 10)
+    known = Remembered()
+    problem = programs.problem_of(joints["stack"][2])
+    assert Search(problem, known=known).frontier() == Search(problem).frontier()
+    assert len(known.tried_of(problem)) == 10
 
 
 def test_whatever_a_search_reads_makes_another_problem(joints, programs):
