@@ -104,8 +104,8 @@ def _compile(
     case = Planned.first_case(tensors, example_inputs if planned else (), modules) if case is None else case
     del call, around, modules
     memory, without_effect = attach.partitioner_of(
-        gm, tensors, resolved, spec, serving, gradients=case.gradients, share=case.share,
-        expected=case.expected(),
+        gm, tensors, resolved, spec, serving, gradients=case.gradients,
+        share=case.share_of(tensors, example_inputs), expected=case.expected(),
     )  # fmt: skip
     uuid = identity(resolved, passes, fingerprint(resolved, spec))
     exit_report.register(resolved)

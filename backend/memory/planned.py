@@ -20,7 +20,8 @@ from optpass.backend.memory.filing import grown
 from optpass.backend.memory.idle import idle_of
 from optpass.backend.memory.partition.growth import Growth
 from optpass.backend.memory.partition.partitioner import BudgetPartitioner
-from optpass.backend.memory.seen.expected import Expected, resize, shapes_of
+from optpass.backend.memory.seen.expected import Expected, resize, shapes_of, share_at
+from optpass.backend.memory.seen.late import Late
 from optpass.backend.memory.seen.leaves import Leaf, Share
 from optpass.backend.memory.seen.parameters import first_trained
 from optpass.backend.memory.seen.updated import Updated
@@ -51,6 +52,7 @@ class Case:
         like: another plan of the graph, behind which a loss was seen that is this one's too.
         shapes: of what it is called with, where `like` was seen at other sizes.
         crowded: as in `Expected`.
+        late: of the same graph, too.
         modules: that are called, weakly, since who compiles another case does not see them.
     """
 
@@ -61,11 +63,18 @@ class Case:
     like: Leaf | None = None
     shapes: Shapes | None = None
     crowded: bool = False
+    late: Late = field(default_factory=Late)
     modules: tuple[weakref.ref[nn.Module], ...] = ()
 
     def called(self) -> list[nn.Module]:
         """The modules that are called, as far as they are alive."""
         return [module for reference in self.modules if (module := reference()) is not None]
+
+    def share_of(self, tensors: StepTensors, example_inputs: Sequence[Any]) -> Share | None:
+        """What the graph may use where it is compiled with these: sizes may have changed since its steps were seen."""
+        if self.share is None or self.before is None:
+            return self.share
+        return share_at(self.share, self.before, shapes_of(example_inputs, [i for i, _ in tensors.parameters]))
 
     def expected(self) -> Expected:
         """What is known of what will be around the graph."""
@@ -149,8 +158,13 @@ class Planned:
             return result
         if is_in_backward():  # a checkpoint runs its forward again, which must meet the plan that it met before
             return self._run(self._served or compiled, args)
-        gradients = any(args[i].grad is not None for i in self._trained)
-        STEPS.enter(self._case.origin, gradients, self._updated)
+        trained, origin = [args[i] for i in self._trained], self._case.origin
+        with self._case.late.call(trained, lambda: STEPS.parameters_with(origin)) as late:
+            late = 0 if self._case.gradients else late
+            return self._step(compiled, args, not late and any(p.grad is not None for p in trained), late)
+
+    def _step(self, compiled: Callable[..., Any] | None, args: Sequence[Any], gradients: bool, late: int) -> Any:
+        STEPS.enter(self._case.origin, gradients, self._updated, late)
         self._note_step(gradients, args)
         larger = self._growth is not None and self._outgrows(self._growth.at(args), args)
         mine = gradients == self._case.gradients and not larger

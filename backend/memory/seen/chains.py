@@ -64,6 +64,11 @@ class Chains:
                 part = {}
         return found
 
+    def step_with(self, origin: object) -> list[Leaf]:
+        """The leaves of the last step that one of `origin` ran in."""
+        begun = (c.origin for c in reversed(self._chains) if any(leaf.origin is origin for leaf in c.leaves))
+        return next((step for one in begun for step in self.steps_of(one)), [])
+
     def under_way(self) -> list[Leaf]:
         """Those of the step that is under way, as far as it is known."""
         if not self._chains:

@@ -5,15 +5,15 @@ same graph at other sizes, or as Dynamo compiled it for other ones.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from optpass.backend.memory.eager.timeline import Resize, Shapes
+from optpass.backend.memory.eager.timeline import AS_SEEN, Resize, Shapes
 from optpass.backend.memory.replay.graph_values import hint, ints
 from optpass.backend.memory.replay.tail import Tail
-from optpass.backend.memory.seen.leaves import Leaf
+from optpass.backend.memory.seen.leaves import Leaf, Share
 from optpass.backend.memory.seen.stores import Stores
 
 
@@ -63,6 +63,49 @@ def resize(leaf: Leaf, shapes: Shapes) -> Resize:
     """From the sizes that a step with `leaf` was seen at to those of a call with `shapes`."""
     parameters = (tuple(p.shape) for r in leaf.known.values() if (p := r()) is not None)
     return Resize(leaf.seen_at, shapes, parameters)
+
+
+def share_at(share: Share, leaf: Leaf, shapes: Shapes) -> Share:
+    """What a graph may use of a step that was seen, in a call with `shapes`. These may be larger than those that `leaf`
+    was seen at, of which the share is: what the loss needs then counts, and what is given to the graph or held by
+    others."""
+    now = _as_seen(leaf.seen_at, shapes)
+    sizes = AS_SEEN if now is None else resize(leaf, now)
+    if share.tail is None or sizes.most <= 1.0:
+        return share
+    tail, statics, loss = share.tail, share.statics, leaf.loss.at(sizes)
+    old = tail.early_bytes - min(leaf.late, tail.early_bytes)
+    tail = replace(
+        tail,
+        forward_bytes=_in_proportion(tail.forward_bytes, leaf.loss.forward_bytes, loss.forward_bytes, sizes.most),
+        backward_bytes=_in_proportion(tail.backward_bytes, leaf.loss.backward_bytes, loss.backward_bytes, sizes.most),
+        kept_bytes=max(tail.kept_bytes, int(tail.kept_bytes * sizes.most)),
+        early_bytes=tail.early_bytes - old + int(old * sizes.most),
+        gone=(),
+    )
+    inputs, activations = int(statics.inputs * sizes.most), int(statics.activations * sizes.most)
+    statics = replace(statics, inputs=inputs, activations=activations)
+    return replace(share, statics=statics, tail=tail, follow=int(share.follow * sizes.most))
+
+
+def _in_proportion(size: int, before: int, after: int, most: float) -> int:
+    """`size`, which grows as what was `before`, at most so many times."""
+    return int(size * min(after / before, most)) if 0 < before < after else size
+
+
+def _as_seen(seen: Shapes, shapes: Shapes) -> Shapes | None:
+    """`shapes`, one for each of `seen`: a graph that is compiled again may be given a size beside its tensors, or none.
+    None where they are those of another call."""
+    if comparable(seen, shapes):
+        return shapes
+    found: list[tuple[int, ...]] = []
+    left = list(shapes)
+    for shape in seen:
+        while len(left) > len(seen) - len(found) and len(left[0]) == 1:
+            left.pop(0)
+        spare = len(left) < len(seen) - len(found) and len(shape) == 1
+        found.append(shape if spare or not left else left.pop(0))
+    return tuple(found) if not left and comparable(seen, tuple(found)) else None
 
 
 def comparable(one: Shapes, other: Shapes) -> bool:

@@ -283,11 +283,21 @@ class Leaf:
         kept = int(self.since_loss * sizes.most) if since_loss is None else since_loss
         if self.again:  # the loss has run backward before anything but outputs is there
             return Tail.of_checkpoint(self.outputs)
-        old = max(0, self.old - min((s.old for s in self.situations.values()), default=0))
+        old = self.late + max(0, self.old - min((s.old for s in self.situations.values()), default=0))
         return Tail(
             self.keeps_outputs, max(0, forward), 0, max(0, backward), kept, seen.reads_outputs,
             int(old * sizes.most), seen.gone, self.keeps_graph is not False,
         )  # fmt: skip
+
+    def note_late(self, gradients: int) -> None:
+        """A step begins beside so many bytes of gradients, which are likely to be cleared before its backward."""
+        for situation in self.situations.values() if gradients else ():
+            self.news |= situation.note_late(gradients - situation.gradients)
+
+    @property
+    def late(self) -> int:
+        """Bytes of gradients that were there in its forward and were cleared before its backward."""
+        return max((s.late for s in self.situations.values()), default=0)
 
     def latest(self) -> Leaf:
         """What stands for it now."""

@@ -68,7 +68,7 @@ def note(
         others = _aside(running, saved, live, lent.stores, old, step)
         loss, made = loss_behind(run, running, saved, live, watch, known, old, step, others)
     around = beside(run, running, saved, live, lent.stores, old, step)
-    gradients, other, gone = around.gradients + run.gone(), around.other, around.gone + run.gone()
+    gradients, other, gone, late = around.gradients, around.other, around.gone, run.late(around.gradients)
     # Of what is there now, gradients that wait and those of the loss's parameters were not there in its forward,
     # and are part of what was seen in its backward.
     there, since = gradients + other - made, loss.kept_bytes - gone
@@ -77,8 +77,9 @@ def note(
     behind = there + since + loss.backward_bytes if loss.backward_bytes else 0
     # Outputs that had gone before its forward are not there in it, and what is gone behind the loss is less.
     early = min(run.gone_before, other, gone)
-    in_loss = max(there - early + loss.forward_bytes, run.behind + run.behind_saved, run.behind_again(loss.early_bytes))
-    news = situation.widen(gradients, other - early + waiting, since + early, in_loss, behind, around.old)
+    in_loss = there - early + late + loss.forward_bytes
+    in_loss = max(in_loss, run.behind + run.behind_saved, run.behind_again(loss.early_bytes))
+    news = situation.widen(gradients, other - early + waiting, since + early, in_loss, behind, around.old, late)
     if loss.backward_bytes < before.backward_bytes and leaf.seen_at:
         loss = replace(loss, timeline=before.timeline)
     else:

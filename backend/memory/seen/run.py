@@ -125,9 +125,12 @@ class Run:
         found = [leaf for reference in self.leaves if (leaf := reference()) is not None]
         return [leaf.grad for leaf in found if leaf.grad is not None]
 
-    def gone(self) -> int:
-        """Bytes of gradients that were there in its forward and have been released since (`zero_grad`)."""
-        return sum(size for storage, size in self.gradients if storage() is None)
+    def late(self, now: int) -> int:
+        """Bytes of gradients by which its forward had more beside it than are there `now`, since those that were there
+        have been released (`zero_grad`)."""
+        gone = sum(size for storage, size in self.gradients if storage() is None)
+        there = sum(size for _, size in self.gradients) - gone
+        return max(0, gone - max(0, now - there))
 
     def released_outputs(self) -> int:
         """Bytes of its outputs that are not there any more."""

@@ -96,6 +96,11 @@ class Steps:
         with self._lock:
             return alike(self._chains.leaves(), parameters, shapes)
 
+    def parameters_with(self, origin: object) -> list[torch.Tensor]:
+        """Parameters of the graphs that run in steps with one of `origin`."""
+        with self._lock:
+            return parameters_of(self._chains.step_with(origin))
+
     def waiting_parameters(self) -> list[torch.Tensor]:
         """Parameters of the runs that wait for their backward."""
         with self._lock:
@@ -123,8 +128,9 @@ class Steps:
 
     # ---- what happens -------------------------------------------------------------------------------------------
 
-    def enter(self, origin: object, gradients: bool, updated: Updated) -> None:
-        """A graph is called, when gradients of its parameters are there or not; `updated` is of it."""
+    def enter(self, origin: object, gradients: bool, updated: Updated, late: int = 0) -> None:
+        """A graph is called, when gradients of its parameters are there or not, or so many bytes that are cleared
+        `late`; `updated` is of it."""
         with self._lock:
             self._sweep()
             self._gone = sum(run.released_outputs() for run in self._live)
@@ -140,6 +146,7 @@ class Steps:
         for i, step in enumerate(steps):
             for leaf in step:
                 leaf.note_stepped()
+                leaf.note_late(late)
                 leaf.note_old(old if leaf.origin is origin and leaf.gradients == gradients else 0)
             # Earlier ones are of other micro-batches, which are there in this one, too.
             grown = [leaf.note_inputs() for leaf in step if i]

@@ -21,6 +21,7 @@ class Beside:
             earlier runs have returned that is still there; `lasting` without these.
         since_loss: what is there from the loss on: results that the caller holds, less outputs of others that are gone.
         in_loss, in_loss_backward: all of these and the loss, in the forward of the loss and in its backward.
+        late: of gradients, how many more were there in its forward, and in that of the loss, and cleared since.
         gone, handed_on: outputs of others that were gone, and those of them that graphs had been given, by graph.
     """
 
@@ -30,6 +31,7 @@ class Beside:
     since_loss: int | None = None
     in_loss: int = 0
     in_loss_backward: int = 0
+    late: int = 0
     gone: int = 0
     handed_on: Mapping[Leaf, int] = field(default_factory=dict)
     times: int = 0
@@ -50,16 +52,24 @@ class Beside:
         return self.other - self.lasting
 
     def widen(
-        self, gradients: int, other: int, since_loss: int, in_loss: int, in_loss_backward: int, old: int = 0
-    ) -> bool:
+        self, gradients: int, other: int, since_loss: int, in_loss: int, in_loss_backward: int, old: int = 0,
+        late: int = 0,
+    ) -> bool:  # fmt: skip
         """Take in what was seen, with `old` bytes that earlier runs have returned; whether it is more."""
-        before = self.most, self.gradients, self.in_loss, self.in_loss_backward
+        before = self.most, self.gradients, self.in_loss, self.in_loss_backward, self.late
         self.times += 1
         self.since_loss = since_loss if self.since_loss is None else max(self.since_loss, since_loss)
         self.gradients, self.other = max(self.gradients, gradients), max(self.other, other)
         self.lasting = max(self.lasting, other - old)
         self.in_loss, self.in_loss_backward = max(self.in_loss, in_loss), max(self.in_loss_backward, in_loss_backward)
-        return before != (self.most, self.gradients, self.in_loss, self.in_loss_backward)
+        self.late = max(self.late, late)
+        return before != (self.most, self.gradients, self.in_loss, self.in_loss_backward, self.late)
+
+    def note_late(self, late: int) -> bool:
+        """So many bytes of gradients will be there until the loss has run, and not behind it; whether it is news."""
+        more = max(0, late - self.late)
+        self.late, self.in_loss = self.late + more, self.in_loss + more
+        return more > 0
 
     def grow(self, more: int, *, gradients: bool = False) -> None:
         """So many bytes are there beside the graph that were not when it was seen, or were not known to be of it."""

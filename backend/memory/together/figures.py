@@ -80,9 +80,10 @@ def _own_peaks(replayed: StepReplay, lent: int, *, retained: bool) -> tuple[int,
 
 def _early(leaf: Leaf, situation: Beside) -> int:
     """What is there in its forward, and gone before its backward, that its plan does not know of: what a checkpoint
-    needs to run it again, or outputs of earlier runs that a variable of the caller's holds until it returns."""
+    needs to run it again, or outputs of earlier runs that a variable of the caller's holds until it returns, and
+    gradients that are cleared late."""
     there = Tail.of_checkpoint(leaf.outputs).early_bytes if leaf.again else max(0, leaf.old - situation.old)
-    return there - leaf.partitioner.tail.early_bytes
+    return situation.late + there - leaf.partitioner.tail.early_bytes
 
 
 def choices_for(leaf: Leaf, *, waits: bool, handed_on: bool, brief: bool, effort: float) -> list[Choice]:

@@ -73,10 +73,12 @@ def settle(leaves: Sequence[Leaf]) -> None:
     failed = [leaf for leaf in planned if leaf.partitioner.search is None]  # to compile: its next call tries again
     if unknown or failed or not planned:
         return
-    parameters = parameters_of(planned)
+    parameters, final = parameters_of(planned), any(leaf.generation >= GENERATIONS for leaf in ran)
     for leaf in planned:
         leaf.note_inputs()
         leaf.note_lying(planned, parameters)
+        if not final:  # one that nothing was compiled for yet was chosen for what was known then
+            leaf.share = None
     words.warn_of_kept_graphs(planned)
     step = _seen(planned)
     _predict_anew(step)
@@ -89,7 +91,6 @@ def settle(leaves: Sequence[Leaf]) -> None:
     worst = excess(step.present, step.bounds)
     again = any(choice.seconds > 0 for choice in step.present)
     used = max((total(step.present, b) / b.limit for b in step.bounds), default=1.0)
-    final = any(leaf.generation >= GENERATIONS for leaf in ran)
     used = 0.0 if any(leaf.partitioner.budget.apart is not None for leaf in ran) else used  # for what is known now
     if not step.bounds or (worst <= 0 and (used >= USED or not again)) or (worst > 0 and final):
         return

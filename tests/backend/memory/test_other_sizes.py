@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import sympy
@@ -15,8 +16,12 @@ from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.compat.memory_backward import held_by_nodes, watch_backwards
 from optpass.backend.memory.eager.part import loss_of
 from optpass.backend.memory.eager.timeline import Resize
-from optpass.backend.memory.measure import measure_peak, storage_bytes
+from optpass.backend.memory.measure import measure_peak, step_peak, storage_bytes
 from optpass.backend.memory.partition.growth import Growth
+from optpass.backend.memory.replay.tail import Tail
+from optpass.backend.memory.seen.expected import share_at
+from optpass.backend.memory.seen.leaves import Share
+from optpass.passes.memory.plan import Ledger
 
 
 @pytest.mark.parametrize(
@@ -186,3 +191,56 @@ def test_the_first_call_of_a_larger_size_leaves_room_for_others_of_its_step():
     peaks = trained(budget)
     assert max(peaks) <= budget
     assert peaks[-1] > 0.9 * budget
+
+
+@pytest.mark.parametrize(
+    ("shapes", "times"),
+    [
+        (((64,), (8, 64)), 1.0),
+        (((96,), (8, 96)), 1.5),
+        (((8, 96),), 1.5),  # compiled for this size alone
+        (((4, 16), (8, 128)), 1.0),  # of another call
+        (((32,), (8, 32)), 1.0),
+    ],
+)
+def test_what_a_graph_may_use_of_a_step_at_larger_sizes(shapes, times):
+    """Where a plan for a step that was seen is compiled when the graph is called at other sizes."""
+    loss = seen(LOSSES["classes"], 512)
+    leaf = SimpleNamespace(seen_at=((64,), (8, 64)), loss=loss, known={}, late=100)
+    tail = Tail(True, loss.forward_bytes, 0, loss.backward_bytes, -8, early_bytes=100)
+    share = Share(Ledger(parameters=10, inputs=4096), tail, follow=12)
+    found = share_at(share, leaf, shapes)
+    assert found.statics == Ledger(parameters=10, inputs=int(4096 * times))
+    assert (found.tail.early_bytes, found.tail.kept_bytes, found.follow) == (100, -8, int(12 * times))
+    for now, before in (
+        (found.tail.forward_bytes, tail.forward_bytes),
+        (found.tail.backward_bytes, tail.backward_bytes),
+    ):
+        assert now == pytest.approx(times * before, rel=0.01)
+
+
+def test_sizes_that_change_from_step_to_step_hold():
+    batches = [torch.randint(0, 400, (8, length)) for length in (48, 64, 64, 72)]
+
+    def trained(budget):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        layers = [layer for _ in range(5) for layer in (nn.Linear(128, 128), nn.LayerNorm(128), nn.GELU())]
+        model = nn.Sequential(nn.Embedding(400, 128), *layers, nn.Linear(128, 400))
+        optimizer = torch.optim.AdamW(model.parameters())
+        options = {"inner": "aot_eager", "memory_budget": budget}
+        compiled = torch.compile(model, backend="optpass", options=options)
+
+        def step(x):
+            F.cross_entropy(compiled(x).flatten(0, 1), x.flatten()).backward()
+            optimizer.step()
+
+        peaks = []
+        for tokens in batches:
+            optimizer.zero_grad()
+            peaks.append(step_peak(model, lambda x=tokens: step(x), optimizer, [tokens]).total)
+        return max(peaks)
+
+    top = trained(10**9)
+    for part in (0.6, 0.74):
+        assert trained(int(part * top)) <= part * top

@@ -1,0 +1,144 @@
+"""Gradients that are cleared late: `loss = model(x); optimizer.zero_grad(); loss.backward()`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import optpass
+from optpass.backend.memory.measure import measure_peak, storage_bytes
+from optpass.errors import BudgetInfeasibleError
+
+ROWS, WIDTH, MICRO = 256, 128, 3
+
+
+def network(layers=3):
+    return nn.Sequential(*(layer for _ in range(layers) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())))
+
+
+def loss_inside(model, optimizer, batch, build):
+    call = build(lambda x, y: F.mse_loss(model(x), y))
+
+    def step():
+        loss = call(*batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def loss_outside(model, optimizer, batch, build):
+    call = build(model)
+
+    def step():
+        loss = F.mse_loss(call(batch[0]), batch[1])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def two_graphs(model, optimizer, batch, build):
+    first, second = build(model[:2]), build(model[2:])
+
+    def step():
+        loss = F.mse_loss(second(first(batch[0])), batch[1])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def micro_batches(model, optimizer, batch, build):
+    call = build(lambda x, y: F.mse_loss(model(x), y))
+
+    def step():
+        for number, one in enumerate(zip(*(t.chunk(MICRO) for t in batch), strict=True)):
+            loss = call(*one)
+            if number == 0:
+                optimizer.zero_grad()
+            loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def cleared_early(model, optimizer, batch, build):
+    call = build(lambda x, y: F.mse_loss(model(x), y))
+
+    def step():
+        optimizer.zero_grad()
+        call(*batch).backward()
+        optimizer.step()
+
+    return step
+
+
+def left_as_zeros(model, optimizer, batch, build):
+    call = build(lambda x, y: F.mse_loss(model(x), y))
+
+    def step():
+        loss = call(*batch)
+        optimizer.zero_grad(set_to_none=False)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+PROGRAMS = {p.__name__: p for p in (loss_inside, loss_outside, two_graphs, micro_batches, cleared_early, left_as_zeros)}
+
+
+def trained(program, budget, steps=4):
+    """The peak of so many steps from the first on, and the parameters then."""
+    torch._dynamo.reset()
+    optpass.reset_report()
+    torch.manual_seed(0)
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters())
+    batch = torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
+    options = {"inner": "aot_eager", "memory_budget": budget}
+    step = program(model, optimizer, batch, lambda f: torch.compile(f, backend="optpass", options=options))
+    found = measure_peak(lambda: [step() for _ in range(steps)])
+    peak = storage_bytes([*model.parameters(), *batch]) + found.bytes_above_start
+    return peak, [p.detach().clone() for p in model.parameters()]
+
+
+def smallest(program):
+    """The smallest budget that is not refused, with what was measured."""
+    budget = 1000
+    for _ in range(8):
+        try:
+            return budget, *trained(program, budget)
+        except BudgetInfeasibleError as error:
+            assert error.floor_bytes > budget
+            budget = error.floor_bytes
+    raise AssertionError("refused again and again")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_budget_holds_from_the_first_step_on(name):
+    top, reference = trained(PROGRAMS[name], 10**9)
+    floor, peak, parameters = smallest(PROGRAMS[name])
+    assert peak <= floor < top
+    assert all(map(torch.equal, parameters, reference))
+    budget = (floor + top) // 2
+    peak, parameters = trained(PROGRAMS[name], budget)
+    assert 0.9 * budget <= peak <= budget
+    assert all(map(torch.equal, parameters, reference))
+
+
+def test_gradients_on_their_way_out_are_not_counted_in_the_backward():
+    gradients = sum(4 * p.numel() for p in network().parameters())
+    early, late = smallest(cleared_early)[0], smallest(loss_inside)[0]
+    assert early <= late < early + gradients / 2
+
+
+def test_nothing_is_compiled_for_gradients_that_are_on_their_way_out():
+    trained(loss_inside, 10**9)
+    assert len(optpass.report().graphs) == 1
