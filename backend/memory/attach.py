@@ -14,7 +14,7 @@ from optpass.backend.compat.memory_callers import tensors_around_compile
 from optpass.backend.memory.budget import Budget
 from optpass.backend.memory.partition.partitioner import BudgetPartitioner
 from optpass.backend.memory.seen.expected import NOTHING_KNOWN, Expected
-from optpass.backend.memory.seen.leaves import Share
+from optpass.backend.memory.seen.share import Share
 from optpass.backend.memory.step import StepTensors, budget_of
 from optpass.backend.memory.together.together import relief
 from optpass.options import Options

@@ -22,8 +22,10 @@ from optpass.backend.memory.partition.growth import Growth
 from optpass.backend.memory.partition.partitioner import BudgetPartitioner
 from optpass.backend.memory.seen.expected import Expected, resize, shapes_of, share_at
 from optpass.backend.memory.seen.late import Late
-from optpass.backend.memory.seen.leaves import Leaf, Share
+from optpass.backend.memory.seen.leaves import Leaf
 from optpass.backend.memory.seen.parameters import first_trained
+from optpass.backend.memory.seen.share import Share
+from optpass.backend.memory.seen.stores import Stores
 from optpass.backend.memory.seen.updated import Updated
 from optpass.backend.memory.step import StepTensors, has_gradients
 from optpass.backend.memory.together.together import STEPS
@@ -112,7 +114,7 @@ class Planned:
         self._leaf = Leaf(
             partitioner, case.origin, options, tuple(i for i, _ in tensors.parameters),
             tuple(weakref.ref(p) for _, p in tensors.parameters), tensors.module_tensors,
-            gradients=case.gradients,
+            gradients=case.gradients, clears=case.late,
         )  # fmt: skip
         if case.before is not None:
             self._leaf.succeed(case.before)
@@ -145,8 +147,12 @@ class Planned:
         parameters = [p for _, p in tensors.parameters]
         shapes = shapes_of(example_inputs, [i for i, _ in tensors.parameters])
         like = STEPS.alike(parameters, shapes)
+        late, graded = Late() if like is None else like.clears, has_gradients(tensors)
+        if like is not None and graded and late.are_expected([p for p in parameters if p.requires_grad]):
+            graded = False
+            like.note_late(Stores(p.grad for p in parameters if p.grad is not None).bytes())
         return Case(
-            has_gradients(tensors), like=like, shapes=None if like is None else shapes,
+            graded, like=like, shapes=None if like is None else shapes, late=late,
             modules=tuple(weakref.ref(module) for module in modules),
         )  # fmt: skip
 

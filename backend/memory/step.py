@@ -28,7 +28,7 @@ from optpass.backend.memory.optimizing import Optimizing
 from optpass.backend.memory.replay.graph_values import ints, output_sizes
 from optpass.backend.memory.seen.apart import STARTED
 from optpass.backend.memory.seen.expected import NOTHING_KNOWN, Expected
-from optpass.backend.memory.seen.leaves import Share
+from optpass.backend.memory.seen.share import Share
 from optpass.backend.memory.seen.stores import Stores
 from optpass.backend.memory.together.together import STEPS
 from optpass.options import Options

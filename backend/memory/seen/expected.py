@@ -13,7 +13,8 @@ import torch
 from optpass.backend.memory.eager.timeline import AS_SEEN, Resize, Shapes
 from optpass.backend.memory.replay.graph_values import hint, ints
 from optpass.backend.memory.replay.tail import Tail
-from optpass.backend.memory.seen.leaves import Leaf, Share
+from optpass.backend.memory.seen.leaves import Leaf
+from optpass.backend.memory.seen.share import Share
 from optpass.backend.memory.seen.stores import Stores
 
 
@@ -62,35 +63,34 @@ NOTHING_KNOWN = Expected()
 def resize(leaf: Leaf, shapes: Shapes) -> Resize:
     """From the sizes that a step with `leaf` was seen at to those of a call with `shapes`."""
     parameters = (tuple(p.shape) for r in leaf.known.values() if (p := r()) is not None)
-    return Resize(leaf.seen_at, shapes, parameters)
+    return Resize(leaf.seen_at, _as_seen(leaf.seen_at, shapes) or shapes, parameters)
 
 
 def share_at(share: Share, leaf: Leaf, shapes: Shapes) -> Share:
     """What a graph may use of a step that was seen, in a call with `shapes`. These may be larger than those that `leaf`
     was seen at, of which the share is: what the loss needs then counts, and what is given to the graph or held by
     others."""
-    now = _as_seen(leaf.seen_at, shapes)
-    sizes = AS_SEEN if now is None else resize(leaf, now)
+    sizes = AS_SEEN if _as_seen(leaf.seen_at, shapes) is None else resize(leaf, shapes)
     if share.tail is None or sizes.most <= 1.0:
         return share
-    tail, statics, loss = share.tail, share.statics, leaf.loss.at(sizes)
+    tail, statics, most = share.tail, share.statics, sizes.most
+    seen, now = leaf.loss, leaf.loss.at(sizes)
+
+    def grown(size: int, before: int, after: int) -> int:
+        return int(size * (after / before if before and seen.timeline is not None else most))
+
     old = tail.early_bytes - min(leaf.late, tail.early_bytes)
     tail = replace(
         tail,
-        forward_bytes=_in_proportion(tail.forward_bytes, leaf.loss.forward_bytes, loss.forward_bytes, sizes.most),
-        backward_bytes=_in_proportion(tail.backward_bytes, leaf.loss.backward_bytes, loss.backward_bytes, sizes.most),
-        kept_bytes=max(tail.kept_bytes, int(tail.kept_bytes * sizes.most)),
-        early_bytes=tail.early_bytes - old + int(old * sizes.most),
+        forward_bytes=grown(tail.forward_bytes, seen.forward_bytes, now.forward_bytes),
+        backward_bytes=grown(tail.backward_bytes, seen.backward_bytes, now.backward_bytes),
+        kept_bytes=max(tail.kept_bytes, int(tail.kept_bytes * most)),
+        early_bytes=tail.early_bytes - old + int(old * most),
         gone=(),
     )
-    inputs, activations = int(statics.inputs * sizes.most), int(statics.activations * sizes.most)
+    inputs, activations = int(statics.inputs * most), int(statics.activations * most)
     statics = replace(statics, inputs=inputs, activations=activations)
-    return replace(share, statics=statics, tail=tail, follow=int(share.follow * sizes.most))
-
-
-def _in_proportion(size: int, before: int, after: int, most: float) -> int:
-    """`size`, which grows as what was `before`, at most so many times."""
-    return int(size * min(after / before, most)) if 0 < before < after else size
+    return replace(share, statics=statics, tail=tail, follow=int(share.follow * most))
 
 
 def _as_seen(seen: Shapes, shapes: Shapes) -> Shapes | None:
@@ -122,7 +122,8 @@ def alike(leaves: Iterable[Leaf], parameters: Sequence[torch.Tensor], shapes: Sh
     """The first of `leaves` that has the same parameters, was seen in a step, and is called alike."""
     wanted = [id(p) for p in parameters]
     for leaf in leaves:
-        if leaf.seen and wanted and [id(r()) for r in leaf.own] == wanted and comparable(leaf.seen_at, shapes):
+        same = leaf.seen and wanted and [id(r()) for r in leaf.own] == wanted
+        if same and _as_seen(leaf.seen_at, shapes) is not None:
             return leaf
     return None
 

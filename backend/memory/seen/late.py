@@ -40,26 +40,37 @@ class Late:
         finally:
             self._inside.pop()
 
+    def are_expected(self, trained: Sequence[torch.Tensor]) -> bool:
+        """Whether the next call with these `trained` parameters is beside gradients that are on their way out."""
+        return self._one_of_them(trained, self._version, _version_of(trained)) is not None
+
     def _gradients(self, trained: Sequence[torch.Tensor], step: Callable[[], Sequence[torch.Tensor]]) -> int:
-        """None where no optimizer has stepped since the last call. The first time, where a function of the program
-        clears gradients, and has not made them zero; then, where they were gone when the next step began."""
-        first = first_trained(trained)
-        before, self._version = self._version, None if first is None else first._version
-        found = [p.grad for p in trained if p.grad is not None]
-        if before is None or before == self._version or not found:
+        before, self._version = self._version, _version_of(trained)
+        one = self._one_of_them(trained, before, self._version)
+        if one is None:
             return 0
-        if self._seen:
-            self._are_cleared = not self._seen.bytes()
-        smallest = min(found, key=lambda gradient: gradient.numel() or 1 << 62)
-        if self._are_cleared is None and not (clears_gradients() and _holds_numbers(smallest)):
-            return 0
-        self._seen = Stores([smallest])
-        if self._are_cleared is False:
-            return 0
+        self._seen = Stores([one])
         if self._counts:
             self._counts -= 1
             self._bytes = Stores(p.grad for p in (*trained, *step()) if p.grad is not None).bytes()
         return self._bytes
+
+    def _one_of_them(self, trained: Sequence[torch.Tensor], before: int | None, now: int | None) -> torch.Tensor | None:
+        """None where no optimizer has stepped since the last call. The first time, where a function of the program
+        clears gradients, and has not made them zero; then, where they were gone when the next step began."""
+        found = [p.grad for p in trained if p.grad is not None]
+        if before is None or before == now or not found:
+            return None
+        if self._seen:
+            self._are_cleared = not self._seen.bytes()
+        smallest = min(found, key=lambda gradient: gradient.numel() or 1 << 62)
+        likely = self._are_cleared is None and clears_gradients() and _holds_numbers(smallest)
+        return smallest if self._are_cleared or likely else None
+
+
+def _version_of(trained: Sequence[torch.Tensor]) -> int | None:
+    first = first_trained(trained)
+    return None if first is None else first._version
 
 
 def _holds_numbers(gradient: torch.Tensor) -> bool:

@@ -16,36 +16,13 @@ from optpass.backend.memory.eager.part import EagerLoss
 from optpass.backend.memory.eager.timeline import AS_SEEN, Resize, Shapes
 from optpass.backend.memory.partition.partitioner import BudgetPartitioner
 from optpass.backend.memory.replay.tail import Tail
+from optpass.backend.memory.seen.late import Late
 from optpass.backend.memory.seen.leaving import Leaving
 from optpass.backend.memory.seen.parameters import alive, first_trained, lying_gradients, parameters_of
+from optpass.backend.memory.seen.share import Share
 from optpass.backend.memory.seen.situation import Beside
 from optpass.backend.memory.seen.stores import Stores
 from optpass.options import Options
-from optpass.passes.memory.plan import Ledger
-from optpass.passes.memory.search.schedule import FrozenState
-
-
-@dataclass(frozen=True)
-class Share:
-    """What one graph may use in a step that has been seen.
-
-    Attributes:
-        statics: what is held beside it, of all that was seen the most.
-        tail: what happens between its forward and its backward; None where that was not seen.
-        follow: bytes that are needed on top of what it holds while other graphs run.
-        at_optimizer: peak while the optimizer steps.
-        optimizer: its name.
-        state: of the search, that was chosen; with the number of operations of its graph.
-        optional: the plan in force fits, too, and stays where none can be had for this.
-    """
-
-    statics: Ledger
-    tail: Tail | None = None
-    follow: int = 0
-    at_optimizer: int = 0
-    optimizer: str = "none"
-    state: tuple[int, FrozenState] | None = None
-    optional: bool = False
 
 
 @dataclass(eq=False)
@@ -59,6 +36,7 @@ class Leaf:
         parameters, module_tensors: positions among its arguments: of parameters, and of other tensors of modules.
         own: its parameters, in that order.
         gradients: it serves steps that begin with gradients there.
+        clears: when the program clears them, as other plans of the graph, and for other sizes, have seen it.
         buffers: the latter, of all calls looked at.
         elsewhere: frozen models that are there beside it, and what the program changes by hand from step to step.
         lent: what graphs had read and returned without gradients in its step, which the situations count.
@@ -103,6 +81,7 @@ class Leaf:
     own: tuple[weakref.ref[torch.Tensor], ...] = ()
     module_tensors: tuple[int, ...] = ()
     gradients: bool = False
+    clears: Late = field(default_factory=Late)
     buffers: Stores = field(default_factory=Stores)
     elsewhere: Stores = field(default_factory=Stores)
     lent: Stores = field(default_factory=Stores)
@@ -192,11 +171,15 @@ class Leaf:
         self.keeps_graph = self.keeps_graph if self.keeps_graph is None else self.keeps_graph or retained
         self.loss = replace(
             loss.reading(self.loss),
-            forward_bytes=max(0, *(s.in_loss - s.most for s in seen)),
+            forward_bytes=self._in_loss(),
             held_bytes=max(self.loss.held_bytes, loss.held_bytes),
             backward_bytes=max(self.retained, self._fullest().behind),
         )
         self.since_loss = max(s.since_loss or 0 for s in seen)
+
+    def _in_loss(self) -> int:
+        """What the loss needs in its forward beside what the situations hold."""
+        return max(0, *(s.in_loss - s.most for s in self.situations.values()))
 
     def note_updated(self, tensors: Iterable[torch.Tensor]) -> None:
         """The program changes `tensors` by hand from step to step."""
@@ -291,8 +274,9 @@ class Leaf:
 
     def note_late(self, gradients: int) -> None:
         """A step begins beside so many bytes of gradients, which are likely to be cleared before its backward."""
-        for situation in self.situations.values() if gradients else ():
-            self.news |= situation.note_late(gradients - situation.gradients)
+        news = [s.note_late(gradients - s.gradients) for s in self.situations.values()] if gradients else []
+        if any(news):
+            self.loss, self.news = replace(self.loss, forward_bytes=self._in_loss()), True
 
     @property
     def late(self) -> int:

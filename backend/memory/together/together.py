@@ -20,9 +20,10 @@ from optpass.backend.memory.optimizing import Optimizing
 from optpass.backend.memory.partition.outcome import SAFE
 from optpass.backend.memory.plans.allot import above, choices_of, least, select
 from optpass.backend.memory.plans.bounds import Bound, Choice, beside, excess, total
-from optpass.backend.memory.seen.leaves import Leaf, Share
+from optpass.backend.memory.seen.leaves import Leaf
 from optpass.backend.memory.seen.parameters import idle_in, own_of, parameters_of
 from optpass.backend.memory.seen.runs import Steps
+from optpass.backend.memory.seen.share import Share
 from optpass.backend.memory.seen.stores import Stores
 from optpass.backend.memory.together import words
 from optpass.backend.memory.together.figures import bounds_of, choices_for, present_of

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -91,6 +93,32 @@ def left_as_zeros(model, optimizer, batch, build):
     return step
 
 
+def of_sizes(clear_late):
+    """Steps on batches of different lengths, the loss outside."""
+
+    def program(model, optimizer, batch, build):
+        call = build(model)
+        lengths = itertools.cycle((ROWS // 2, ROWS, ROWS // 2 + 32, ROWS))
+
+        def early(x, y):
+            optimizer.zero_grad()
+            F.mse_loss(call(x), y).backward()
+
+        def late(x, y):
+            loss = F.mse_loss(call(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+
+        def step():
+            length = next(lengths)
+            (late if clear_late else early)(*(t[:length].clone() for t in batch))
+            optimizer.step()
+
+        return step
+
+    return program
+
+
 PROGRAMS = {p.__name__: p for p in (loss_inside, loss_outside, two_graphs, micro_batches, cleared_early, left_as_zeros)}
 
 
@@ -137,6 +165,14 @@ def test_gradients_on_their_way_out_are_not_counted_in_the_backward():
     gradients = sum(4 * p.numel() for p in network().parameters())
     early, late = smallest(cleared_early)[0], smallest(loss_inside)[0]
     assert early <= late < early + gradients / 2
+
+
+def test_gradients_on_their_way_out_are_known_at_other_sizes():
+    """Dynamo compiles the graph anew when the second step begins, beside gradients of the first."""
+    gradients = sum(4 * p.numel() for p in network().parameters())
+    early, _, _ = smallest(of_sizes(clear_late=False))
+    late, peak, _ = smallest(of_sizes(clear_late=True))
+    assert peak <= late < early + gradients
 
 
 def test_nothing_is_compiled_for_gradients_that_are_on_their_way_out():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +21,7 @@ from optpass.backend.memory.measure import measure_peak, step_peak, storage_byte
 from optpass.backend.memory.partition.growth import Growth
 from optpass.backend.memory.replay.tail import Tail
 from optpass.backend.memory.seen.expected import share_at
-from optpass.backend.memory.seen.leaves import Share
+from optpass.backend.memory.seen.share import Share
 from optpass.passes.memory.plan import Ledger
 
 
@@ -217,6 +218,16 @@ def test_what_a_graph_may_use_of_a_step_at_larger_sizes(shapes, times):
         (found.tail.backward_bytes, tail.backward_bytes),
     ):
         assert now == pytest.approx(times * before, rel=0.01)
+
+
+def test_a_loss_of_pairs_grows_with_their_number():
+    loss = seen(LOSSES["distances"], 64)
+    leaf = SimpleNamespace(seen_at=((64, 40),), loss=loss, known={}, late=0)
+    share = Share(Ledger(), Tail(True, loss.forward_bytes, 0, loss.backward_bytes))
+    found = share_at(share, leaf, ((128, 40),)).tail
+    assert found.forward_bytes > 3 * loss.forward_bytes
+    unknown = SimpleNamespace(seen_at=((64, 40),), loss=replace(loss, timeline=None), known={}, late=0)
+    assert share_at(share, unknown, ((128, 40),)).tail.forward_bytes == 2 * loss.forward_bytes
 
 
 def test_sizes_that_change_from_step_to_step_hold():
