@@ -7,7 +7,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Collection, Iterable, Iterator
-from types import FrameType
 from typing import Any
 
 import torch
@@ -58,22 +57,6 @@ def _asked() -> Any:
             asked = asked or backward_frame(frame)
     del frame  # which may be this one, in a cycle with what those behind it hold: the gradients that a hook is given
     return asked
-
-
-def clears_gradients() -> bool:
-    """Whether a function in whose call this runs asks for `zero_grad`, by whatever longer name, and none that does says
-    that gradients are to be kept as zeros."""
-    frame: FrameType | None = sys._getframe(1)
-    found = False
-    while frame is not None:
-        code = frame.f_code
-        if any("zero_grad" in name for name in code.co_names):
-            keywords = {name for value in code.co_consts if isinstance(value, tuple) for name in value}
-            if "set_to_none" in keywords and any(value is False for value in code.co_consts):
-                return False
-            found = True
-        frame = frame.f_back
-    return found
 
 
 def tensors_around_compile(callers: int = _CALLERS) -> list[torch.Tensor]:

@@ -26,6 +26,9 @@ _LOSS = ("loss", 0, "backward")
 #: Instructions that take an item.
 _ITEM = ("BINARY_SUBSCR", "BINARY_OP")
 
+#: Instructions that name what is taken.
+_NAMES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_FAST"})
+
 _Key = tuple[str, ...]
 
 
@@ -63,6 +66,23 @@ def holds_result() -> bool | None:
     if called is None or not _from_call(called.f_code, called.f_lasti)[2]:
         return None
     return _holds(called.f_code, called.f_lasti)
+
+
+def clears_gradients() -> bool:
+    """Whether the function that is to ask for the next backward asks for a `zero_grad` first, by whatever longer names,
+    which does not say that gradients are to be kept as zeros."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in ("torch", "optpass"):
+            to_come = [i for i in dis.get_instructions(frame.f_code) if i.offset > frame.f_lasti]
+            names = [str(i.argval) if i.opname in _NAMES else "" for i in to_come]
+            at = next((k for k, name in enumerate(names) if "backward" in name), None)
+            if at is not None:
+                said = frame.f_code.co_consts
+                kept = any(value is False for value in said) and any("set_to_none" in str(value) for value in said)
+                return any("zero_grad" in name for name in names[:at]) and not kept
+        frame = frame.f_back
+    return False
 
 
 def _holds(code: types.CodeType, last: int) -> bool | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from optpass.backend.compat.memory_callers import clears_gradients
+from optpass.backend.compat.memory_calls import clears_gradients
 from optpass.backend.memory.seen.parameters import first_trained
 from optpass.backend.memory.seen.stores import Stores
 
@@ -26,6 +26,7 @@ class Late:
         self._version: int | None = None  #: of a parameter, when the graph was called last
         self._seen = Stores()  #: one of those that were taken to be cleared late
         self._are_cleared: bool | None = None
+        self._pending = False  #: no backward has begun since
         self._bytes, self._counts = 0, COUNTS
         self._inside: list[int] = []
 
@@ -49,20 +50,25 @@ class Late:
         one = self._one_of_them(trained, before, self._version)
         if one is None:
             return 0
-        self._seen = Stores([one])
+        self._seen, self._pending = Stores([one]), True
         if self._counts:
             self._counts -= 1
             self._bytes = Stores(p.grad for p in (*trained, *step()) if p.grad is not None).bytes()
         return self._bytes
 
+    def begin_backward(self) -> None:
+        """The backward of a run of the graph begins: whether they are gone."""
+        if self._pending:
+            self._are_cleared, self._pending = not self._seen.bytes(), False
+
     def _one_of_them(self, trained: Sequence[torch.Tensor], before: int | None, now: int | None) -> torch.Tensor | None:
-        """None where no optimizer has stepped since the last call. The first time, where a function of the program
-        clears gradients, and has not made them zero; then, where they were gone when the next step began."""
+        """None where no optimizer has stepped since the last call. The first time, where the program clears gradients
+        between this call and the backward, and has not made them zero; then, where they were gone by then."""
         found = [p.grad for p in trained if p.grad is not None]
         if before is None or before == now or not found:
             return None
-        if self._seen:
-            self._are_cleared = not self._seen.bytes()
+        if self._pending and self._seen.bytes():
+            self._are_cleared = False
         smallest = min(found, key=lambda gradient: gradient.numel() or 1 << 62)
         likely = self._are_cleared is None and clears_gradients() and _holds_numbers(smallest)
         return smallest if self._are_cleared or likely else None

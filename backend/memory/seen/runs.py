@@ -281,6 +281,7 @@ class Steps:
     def _backward(self, run: Run) -> None:
         """A run's backward is about to begin."""
         running = autograd.running_backward()
+        run.leaf.clears.begin_backward()
         with self._lock:
             self._sweep()
             self._after_backward = True
@@ -295,6 +296,7 @@ class Steps:
 
     def _names(self, run: Run) -> None:
         """The same, beside whose like it was looked before."""
+        run.leaf.clears.begin_backward()
         with self._lock:
             around = autograd.running_backward(), self._live, self._lent
             note_names(run, *around, self._chains.returned(), self._chains.under_way())
