@@ -27,7 +27,7 @@ _LOSS = ("loss", 0, "backward")
 _ITEM = ("BINARY_SUBSCR", "BINARY_OP")
 
 #: Instructions that name what is taken.
-_NAMES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_FAST"})
+_NAMES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_FAST")
 
 _Key = tuple[str, ...]
 
@@ -75,7 +75,7 @@ def clears_gradients() -> bool:
     while frame is not None:
         if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in ("torch", "optpass"):
             to_come = [i for i in dis.get_instructions(frame.f_code) if i.offset > frame.f_lasti]
-            names = [str(i.argval) if i.opname in _NAMES else "" for i in to_come]
+            names = [str(i.argval) if i.opname.startswith(_NAMES) else "" for i in to_come]
             at = next((k for k, name in enumerate(names) if "backward" in name), None)
             if at is not None:
                 said = frame.f_code.co_consts

@@ -17,6 +17,8 @@ from optpass.backend.memory.seen.stores import Stores
 
 #: So often it is counted how much there is: in the first steps, graphs of the step become known.
 COUNTS = 3
+#: So often the program's code is read for when they are cleared, where it was not seen.
+LOOKS = 3
 
 
 class Late:
@@ -27,7 +29,7 @@ class Late:
         self._seen = Stores()  #: one of those that were taken to be cleared late
         self._are_cleared: bool | None = None
         self._pending = False  #: no backward has begun since
-        self._bytes, self._counts = 0, COUNTS
+        self._bytes, self._counts, self._looks = 0, COUNTS, LOOKS
         self._inside: list[int] = []
 
     @contextlib.contextmanager
@@ -69,9 +71,13 @@ class Late:
             return None
         if self._pending and self._seen.bytes():
             self._are_cleared = False
+        if self._are_cleared is False or (self._are_cleared is None and not self._looks):
+            return None
         smallest = min(found, key=lambda gradient: gradient.numel() or 1 << 62)
-        likely = self._are_cleared is None and clears_gradients() and _holds_numbers(smallest)
-        return smallest if self._are_cleared or likely else None
+        if self._are_cleared is None:
+            self._looks -= 1
+            return smallest if clears_gradients() and _holds_numbers(smallest) else None
+        return smallest
 
 
 def _version_of(trained: Sequence[torch.Tensor]) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 import optpass
 from optpass.backend.memory.measure import measure_peak, storage_bytes
+from optpass.backend.memory.seen import late
 from optpass.errors import BudgetInfeasibleError
 
 ROWS, WIDTH, MICRO = 256, 128, 3
@@ -178,3 +180,16 @@ def test_gradients_on_their_way_out_are_known_at_other_sizes():
 def test_nothing_is_compiled_for_gradients_that_are_on_their_way_out():
     trained(loss_inside, 10**9)
     assert len(optpass.report().graphs) == 1
+
+
+def test_code_is_read_a_few_times():
+    """A loop that does not clear them late begins steps so for as long as it runs."""
+    parameter = torch.nn.Parameter(torch.ones(3))
+    parameter.grad, seen, read = torch.ones(3), late.Late(), Mock(return_value=False)
+    with patch.object(late, "clears_gradients", read):
+        for _ in range(10):
+            with seen.call([parameter], list) as there:
+                assert there == 0
+            with torch.no_grad():
+                parameter.add_(1)
+    assert read.call_count == late.LOOKS
