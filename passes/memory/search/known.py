@@ -39,11 +39,12 @@ class Known(Generic[T]):
             self._found.popitem(last=False)
 
 
-def key_of(problem: Problem) -> str:
-    """Equal for problems that are equal in all that a search reads: everything but what FX nodes are called."""
+def key_of(problem: Problem, graph: str = "") -> str:
+    """Equal for problems that are equal in all that a search reads: everything but what FX nodes are called. `graph`:
+    its `graph_key_of`, where that is known."""
     between = (problem.tail, problem.kept, problem.early)
     held = (problem.outputs_held, problem.tangents_held, problem.saved_held)
-    return f"{graph_key_of(problem)} {between} {held}"
+    return f"{graph or graph_key_of(problem)} {between} {held}"
 
 
 def graph_key_of(problem: Problem) -> str:

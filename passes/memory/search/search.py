@@ -68,12 +68,11 @@ class Remembered:
     found: Known[Found] = field(default_factory=Known)
     tried: Known[dict[bytes, Figures]] = field(default_factory=Known)
 
-    def tried_of(self, problem: Problem) -> dict[bytes, Figures]:
+    def tried_of(self, graph: str) -> dict[bytes, Figures]:
         """Figures by state, to read and to add to."""
-        key = graph_key_of(problem)
-        tried = self.tried.get(key)
+        tried = self.tried.get(graph)
         if tried is None:
-            self.tried.put(key, tried := {})
+            self.tried.put(graph, tried := {})
         return tried
 
 
@@ -91,7 +90,8 @@ class Search:
     ) -> None:
         self.problem = problem
         self._found_for = self._now()
-        self.schedule = Schedule(problem, None if known is None else known.tried_of(problem))
+        graph = "" if known is None else graph_key_of(problem)
+        self.schedule = Schedule(problem, None if known is None else known.tried_of(graph))
         self.classes = classes_of(problem)
         self._progress = progress or (lambda peak: None)
         made = self.schedule._forward_made
@@ -99,7 +99,7 @@ class Search:
         self._pinned = pinned
         start = State(kept=set(problem.baseline) | (pinned & made))
         self.start = start
-        key = "" if known is None else key_of(problem)
+        key = "" if known is None else key_of(problem, graph)
         found = None if known is None else known.found.get(key)
         if found is None:
             found = self._find(start)
