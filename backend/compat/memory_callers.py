@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Collection, Iterable, Iterator
+import types
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -88,7 +90,7 @@ def _held_by_callers(frame: Any, passed_over: Collection[str], callers: int) -> 
 
 def _values_of_callers(frame: Any, passed_over: Collection[str], callers: int) -> Iterator[Any]:
     while frame is not None and callers:
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in passed_over:
+        if not _is_of(frame, passed_over):
             callers -= 1
             read = [frame.f_globals.get(name) for name in globals_read(frame.f_code)]
             yield from (*_variables_of(frame), *read)
@@ -109,12 +111,62 @@ def _parts(value: Any) -> Iterable[Any]:
 
 
 def _variables_of(frame: Any) -> list[Any]:
-    """What a frame's variables hold. Up to Python 3.12, to ask that leaves a copy with the frame, which would keep what
-    they held until the function returns: a micro-batch's outputs through all that follow."""
+    """What a frame's variables hold."""
+    return list(variables_by_name(frame).values())
+
+
+def variables_by_name(frame: Any) -> dict[str, Any]:
+    """A frame's variables. Up to Python 3.12, to ask that leaves a copy with the frame, which would keep what they held
+    until the function returns: a micro-batch's outputs through all that follow."""
     copied = frame.f_locals
-    values = list(copied.values())
+    found = dict(copied)
     optimized = frame.f_code.co_flags & inspect.CO_OPTIMIZED  # else these are its variables themselves
     # Held by the frame, here, and as an argument; what somebody else holds, too, is `locals()` of the function.
     if optimized and isinstance(copied, dict) and sys.getrefcount(copied) <= 3:
         copied.clear()
-    return values
+    return found
+
+
+def value_of(names: Sequence[str], variables: Mapping[str, Any], of_module: Mapping[str, Any]) -> Any:
+    """What a function means by names with dots between them, without running anything; None where that is not found.
+
+    Args:
+        names: ('self', 'critic').
+        variables: the function's.
+        of_module: its globals.
+    """
+    value = variables.get(names[0], of_module.get(names[0]))
+    for name in names[1:]:
+        held: dict[str, Any] = getattr(value, "__dict__", {})
+        value = held.get(name, held.get("_modules", {}).get(name))
+    return value
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a function of the program is: in which bytecode, where in it, and the identity of the object that is its
+    first argument, as a trainer's methods have in common; None without one."""
+
+    code: types.CodeType
+    at: int
+    first: int | None
+
+    @classmethod
+    def of(cls, frame: Any) -> Place:
+        code = frame.f_code
+        first = variables_by_name(frame).get(code.co_varnames[0]) if code.co_argcount else None
+        return cls(code, frame.f_lasti, id(first) if type(first).__dictoffset__ else None)
+
+
+def places_of_backward() -> list[Place]:
+    """The functions in which the running backward was asked for, from the innermost on."""
+    frame, found = _asked(), list[Place]()
+    while frame is not None and len(found) < _CALLERS:
+        if not _is_of(frame, ("torch", "optpass")):
+            found.append(Place.of(frame))
+        frame = frame.f_back
+    return found
+
+
+def _is_of(frame: Any, packages: Collection[str]) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in packages

@@ -10,6 +10,8 @@ import types
 from typing import Any
 
 from optpass.backend.compat.bytecode import ways_on
+from optpass.backend.compat.memory_callers import value_of, variables_by_name
+from optpass.backend.compat.memory_modules import is_compiled
 
 #: Calls that a loop is taken to make: what each holds then decides.
 LOOP = 8
@@ -25,9 +27,6 @@ _CALLERS = 3
 _LOSS = ("loss", 0, "backward")
 #: Instructions that take an item.
 _ITEM = ("BINARY_SUBSCR", "BINARY_OP")
-
-#: Instructions that name what is taken.
-_NAMES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_FAST")
 
 _Key = tuple[str, ...]
 
@@ -50,6 +49,27 @@ def calls_to_come() -> int:
     return 0
 
 
+def calls_compiled() -> bool:
+    """Whether the function in whose call a graph is being compiled, or who called it, names a compiled module or
+    function in a call that it makes behind this one and before it asks for a backward: it is given the result, or runs
+    beside it."""
+    frame: Any = sys._getframe()
+    asked = 0
+    while frame is not None and asked < _CALLERS:
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in ("torch", "optpass"):
+            asked += 1
+            listed = list(dis.get_instructions(frame.f_code))
+            to_come = [i for i in listed if i.offset > frame.f_lasti]
+            end = next((i.offset for i in to_come if i.opname.startswith("LOAD_") and i.argval in _BACKWARD), None)
+            if end is not None:
+                calls = [i.offset for i in to_come if i.opname.startswith("CALL") and i.offset < end]
+                named = {names for at in calls if (names := _called(listed, at)) is not None}
+                variables = variables_by_name(frame) if named else {}
+                return any(is_compiled(value_of(names, variables, frame.f_globals)) for names in named)
+        frame = frame.f_back
+    return False
+
+
 def holds_result() -> bool | None:
     """Whether the function that called what is being compiled holds more of what that gives than its loss until it asks
     for a backward; None where another function asks, or where it cannot be told.
@@ -66,23 +86,6 @@ def holds_result() -> bool | None:
     if called is None or not _from_call(called.f_code, called.f_lasti)[2]:
         return None
     return _holds(called.f_code, called.f_lasti)
-
-
-def clears_gradients() -> bool:
-    """Whether the function that is to ask for the next backward asks for a `zero_grad` first, by whatever longer names,
-    which does not say that gradients are to be kept as zeros."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] not in ("torch", "optpass"):
-            to_come = [i for i in dis.get_instructions(frame.f_code) if i.offset > frame.f_lasti]
-            names = [str(i.argval) if i.opname.startswith(_NAMES) else "" for i in to_come]
-            at = next((k for k, name in enumerate(names) if "backward" in name), None)
-            if at is not None:
-                said = frame.f_code.co_consts
-                kept = any(value is False for value in said) and any("set_to_none" in str(value) for value in said)
-                return any("zero_grad" in name for name in names[:at]) and not kept
-        frame = frame.f_back
-    return False
 
 
 def _holds(code: types.CodeType, last: int) -> bool | None:

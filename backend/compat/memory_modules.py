@@ -38,6 +38,14 @@ def compiled_modules(backend: str) -> list[nn.Module]:
     return list(found.values())
 
 
+def is_compiled(value: Any) -> bool:
+    """Whether `torch.compile` gave it, or `Module.compile` was called of it."""
+    held: dict[str, Any] = getattr(value, "__dict__", {})
+    if isinstance(value, nn.Module):
+        return type(value).__name__ == "OptimizedModule" or held.get("_compiled_call_impl") is not None
+    return isinstance(value, types.FunctionType) and "_torchdynamo_orig_callable" in held
+
+
 def _backend(context: Any) -> str:
     """The name that a compile was asked for by; "" where it was a function, or cannot be told."""
     callback = getattr(context, "callback", None)

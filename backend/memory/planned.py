@@ -21,9 +21,9 @@ from optpass.backend.memory.idle import idle_of
 from optpass.backend.memory.partition.growth import Growth
 from optpass.backend.memory.partition.partitioner import BudgetPartitioner
 from optpass.backend.memory.seen.expected import Expected, resize, shapes_of, share_at
-from optpass.backend.memory.seen.late import Late
+from optpass.backend.memory.seen.late import Clearing, Late
 from optpass.backend.memory.seen.leaves import Leaf
-from optpass.backend.memory.seen.parameters import first_trained
+from optpass.backend.memory.seen.parameters import Versions
 from optpass.backend.memory.seen.share import Share
 from optpass.backend.memory.seen.stores import Stores
 from optpass.backend.memory.seen.updated import Updated
@@ -81,6 +81,8 @@ class Case:
     def expected(self) -> Expected:
         """What is known of what will be around the graph."""
         found = Expected.of(self.like, self.shapes)
+        if self.like is not None:
+            found = replace(found, parameters=tuple(STEPS.parameters_with(self.like.origin)))
         return replace(found, notes=(*found.notes, BESIDE_ITSELF), crowded=self.crowded) if self.crowded else found
 
 
@@ -136,7 +138,7 @@ class Planned:
         self._served: Callable[..., Any] | None = None  #: what served the last forward
         self._lock = threading.Lock()
         self._needs, self._updated = needs, Updated()
-        self._version: int | None = None  #: of a trained parameter, when the graph was last called
+        self._versions = Versions()
         #: What served until now, and its search, while another plan that nothing depends on is compiled.
         self._before: tuple[Callable[..., Any], Search | None] | None = None
         self._over = False  #: steps begin with gradients there, so that it serves none any more
@@ -165,12 +167,16 @@ class Planned:
         if is_in_backward():  # a checkpoint runs its forward again, which must meet the plan that it met before
             return self._run(self._served or compiled, args)
         trained, origin = [args[i] for i in self._trained], self._case.origin
-        with self._case.late.call(trained, lambda: STEPS.parameters_with(origin)) as late:
-            late = 0 if self._case.gradients else late
-            return self._step(compiled, args, not late and any(p.grad is not None for p in trained), late)
+        with self._case.late.call(trained, lambda: STEPS.parameters_with(origin)) as clearing:
+            clearing = replace(clearing, bytes=0) if self._case.gradients else clearing
+            graded = not clearing.bytes and any(p.grad is not None for p in trained)
+            return self._step(compiled, args, graded, clearing)
 
-    def _step(self, compiled: Callable[..., Any] | None, args: Sequence[Any], gradients: bool, late: int) -> Any:
-        STEPS.enter(self._case.origin, gradients, self._updated, late)
+    def _step(
+        self, compiled: Callable[..., Any] | None, args: Sequence[Any], gradients: bool, clearing: Clearing
+    ) -> Any:
+        trained = [args[i] for i in self._trained]
+        STEPS.enter(self._case.origin, gradients, self._updated, clearing, trained)
         self._note_step(gradients, args)
         larger = self._growth is not None and self._outgrows(self._growth.at(args), args)
         mine = gradients == self._case.gradients and not larger
@@ -190,10 +196,8 @@ class Planned:
     def _note_step(self, gradients: bool, args: Sequence[Any]) -> None:
         """Where an optimizer has stepped and gradients are there (`zero_grad(set_to_none=False)`), a plan for a step
         that begins without any was that of the first step."""
-        trained = first_trained(args[i] for i in self._trained)
-        version = None if trained is None else trained._version
-        over = self._over if version == self._version else gradients
-        self._version = version
+        before, now = self._versions.note([args[i] for i in self._trained])
+        over = self._over if before == now else gradients
         if not self._case.gradients and over != self._over and self._compiled is not None:
             self._over = over
             self._superseded(over)

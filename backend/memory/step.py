@@ -16,7 +16,7 @@ from torch import fx, nn
 from optpass.backend import compat
 from optpass.backend.compat.data_parallel import bucket_bytes, not_gathered, shards_behind
 from optpass.backend.compat.memory_autograd import is_checkpointed
-from optpass.backend.compat.memory_calls import calls_to_come, holds_result
+from optpass.backend.compat.memory_calls import calls_compiled, calls_to_come, holds_result
 from optpass.backend.memory.around_gpu import beside
 from optpass.backend.memory.budget import ENGINE_BYTES, Budget
 from optpass.backend.memory.eager.caller import held_in_call
@@ -54,6 +54,7 @@ class StepTensors:
         held: what the function that calls the graph holds beside them, and beside an index for each row of an output.
         idle: parameters of modules that it reads others of, which have no gradient and which it does not read.
         shards, gathering: as `shards_behind` its parameters.
+        calls_others: the function that called the step names other compiled ones in calls before its backward.
         module_tensors: positions of those buffers that are inputs of the graph.
         elsewhere: frozen models that are there beside it, weakly.
         again: a checkpoint runs the graph again in the backward.
@@ -78,6 +79,7 @@ class StepTensors:
     idle: tuple[torch.Tensor, ...] = ()
     shards: tuple[torch.Tensor, ...] = ()
     gathering: int = 0
+    calls_others: bool = False
 
     @classmethod
     def of(
@@ -130,6 +132,7 @@ class StepTensors:
             calls_to_come() if training else 0, Stores(still), elsewhere, is_checkpointed(), tuple(positions),
             holds_result() if torch.is_grad_enabled() else True,
             tuple(t for t in beside if t.requires_grad and t.grad is None), tuple(shards), gathering,
+            training and calls_compiled(),
         )  # fmt: skip
 
     @property
@@ -175,11 +178,13 @@ def budget_of(
     saved, leaves = held_upstream(tensors.inputs)
     alone = not more_follow if alone is None else alone
     idle = [] if not alone else idle_of(tensors.idle, tensors.parameters, ungraded, [*before, *leaves])
-    stepped = [*(p for _, p in tensors.parameters), *before, *tensors.shards]
+    earlier = [*STEPS.earlier_parameters(), *expected.parameters]
+    stepped = [*(p for _, p in tensors.parameters), *before, *tensors.shards, *earlier]
     optimizer = Optimizing.of(options, not_gathered(stepped), idle)
     everything = _distinct(
-        [*(p for _, p in tensors.parameters), *before, *optimizer.parameters, *leaves, *tensors.idle, *tensors.shards]
-    )
+        [*(p for _, p in tensors.parameters), *before, *optimizer.parameters, *leaves, *tensors.idle, *tensors.shards,
+         *earlier]
+    )  # fmt: skip
     counted, apart_from = {id(p) for p in everything}, {id(p) for p in (*optimizer.copies, *idle)}
     trained = [p for p in everything if p.requires_grad and id(p) not in apart_from]
     # Backwards run in the reverse order: the gradients of graphs that come after this one are there, those of graphs
@@ -258,7 +263,8 @@ def _apart(tensors: StepTensors, counted: Sequence[torch.Tensor]) -> Ledger | No
         return None
     others = STARTED.waiting([p for _, p in tensors.parameters])
     STARTED.add(tensors.trained)
-    if not others and all(leaf.partitioner.budget.apart is None for leaf in STEPS.waiting()):
+    beside = tensors.calls_others or any(leaf.partitioner.budget.apart is not None for leaf in STEPS.waiting())
+    if not others and not beside:
         return None
     known = {id(p) for p in counted}
     size = storage_bytes([p for p in others if id(p) not in known])
@@ -275,6 +281,7 @@ def _bytes_of_held(tensors: StepTensors, known: Collection[int], saved: Iterable
     its storage nor otherwise counted."""
     gradients = [p.grad for _, p in tensors.parameters if p.grad is not None]
     held = Stores(tensors.held)
+    held.update(STEPS.earlier_tensors())
     if again:
         held.update(STEPS.kept())
     lent = STEPS.lent()

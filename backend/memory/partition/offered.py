@@ -33,7 +33,7 @@ def offered_plan(budget: Budget, search: Search, carry_out: CarryOut, room: int)
     where nobody knows yet what follows, the one that holds least, or needs least beside more calls of it."""
     if budget.shared:
         more = budget.to_come
-        named = room if more < LOOP else 0  # of a loop nobody knows how long it is
+        named = room if more < LOOP and budget.apart is None else 0  # else nobody knows how much more comes
         trial = carry_out(light(search, more, named)) if more else _holding_least(search, carry_out, room)
         if trial.peak > room and budget.lenient and not more:
             trial = carry_out(light(search))

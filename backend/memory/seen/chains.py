@@ -10,6 +10,7 @@ import torch
 
 from optpass.backend.compat.memory_autograd import held_by_more
 from optpass.backend.compat.memory_callers import results_around_compile
+from optpass.backend.compat.memory_clears import to_come
 from optpass.backend.memory.seen.leaves import Leaf
 from optpass.backend.memory.seen.parameters import first_trained
 from optpass.backend.memory.seen.stores import Stores
@@ -53,14 +54,18 @@ class Chains:
         return [leaf.latest() for chain in reversed(self._chains) for leaf in chain.leaves]
 
     def steps_of(self, origin: object) -> list[list[Leaf]]:
-        """The leaves that ran since a chain last began with `origin`, the latest of each; then those that ran before
-        since it began so, of graphs that did not run later, and so on."""
+        """The leaves that ran since a chain last began with `origin`, the latest of each, and those that ran beside one
+        of them before since it began so, as a critic does several times for each time that its generator is trained;
+        then others that ran before, and so on."""
         found: list[list[Leaf]] = []
         part: dict[Leaf, None] = {}
         for chain in reversed(self._chains):
             part.update(dict.fromkeys(leaf.latest() for leaf in chain.leaves))
             if chain.origin is origin:
-                found += [list(part)] if not any(leaf in step for step in found for leaf in part) else []
+                of = next((step for step in found if any(leaf in step for leaf in part)), None)
+                found += [list(part)] if of is None else []
+                if of is not None:
+                    of += [leaf for leaf in part if not any(leaf in step for step in found)]
                 part = {}
         return found
 
@@ -68,6 +73,21 @@ class Chains:
         """The leaves of the last step that one of `origin` ran in."""
         begun = (c.origin for c in reversed(self._chains) if any(leaf.origin is origin for leaf in c.leaves))
         return next((step for one in begun for step in self.steps_of(one)), [])
+
+    def earlier_parts(self) -> list[Leaf]:
+        """Those of the step that is under way which have run backward and were trained, where it is a program's first:
+        chains that began with graphs with which none had before."""
+        begun = Counter(chain.origin for chain in self._chains)
+        once = [[leaf.latest() for leaf in chain.leaves] for chain in self._chains if begun[chain.origin] == 1]
+        stepped = [
+            (part, asked)
+            for part in once
+            if (asked := [a for a in (leaf.asked for leaf in part) if a is not None and a.has_stepped()])
+        ]
+        now = to_come() if stepped else None
+        return [
+            leaf for part, asked in stepped if now is not None and any(a.is_before(now) for a in asked) for leaf in part
+        ]
 
     def under_way(self) -> list[Leaf]:
         """Those of the step that is under way, as far as it is known."""

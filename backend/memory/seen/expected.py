@@ -29,6 +29,7 @@ class Expected:
         elsewhere: what was seen to be there elsewhere, as in `Leaf`.
         several: runs of its step were seen to wait for their backward beside each other.
         crowded: it is planned anew since its own runs wait for their backward, and one more like them would not fit.
+        parameters: of the step that it runs in.
     """
 
     tail: Tail | None = None
@@ -37,6 +38,7 @@ class Expected:
     crowded: bool = False
     elsewhere: Stores | None = None
     several: bool = False
+    parameters: tuple[torch.Tensor, ...] = ()
 
     @classmethod
     def of(cls, like: Leaf | None, shapes: Shapes | None) -> Expected:

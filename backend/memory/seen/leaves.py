@@ -16,9 +16,10 @@ from optpass.backend.memory.eager.part import EagerLoss
 from optpass.backend.memory.eager.timeline import AS_SEEN, Resize, Shapes
 from optpass.backend.memory.partition.partitioner import BudgetPartitioner
 from optpass.backend.memory.replay.tail import Tail
+from optpass.backend.memory.seen.in_parts import Asked, Graded
 from optpass.backend.memory.seen.late import Late
 from optpass.backend.memory.seen.leaving import Leaving
-from optpass.backend.memory.seen.parameters import alive, first_trained, lying_gradients, parameters_of
+from optpass.backend.memory.seen.parameters import ALIKE, alive, first_trained, lying_gradients, parameters_of
 from optpass.backend.memory.seen.share import Share
 from optpass.backend.memory.seen.situation import Beside
 from optpass.backend.memory.seen.stores import Stores
@@ -45,6 +46,7 @@ class Leaf:
         inputs_there: the same in its backward, with the targets that were found until then.
         returned_seen: bytes of what earlier runs of its step had returned that were there then, at most.
         idle: parameters of its modules, weakly, that get no gradient in its step, unless another graph makes one.
+        ran_of: a parameter of each module that it was looked at for, by identity.
         known: parameters that its runs were given or that eager code around them reads, weakly, by identity.
         situations: what was held beside it, by the other runs that waited for their backward.
         held: bytes that it holds from forward to backward, outputs included; the most seen.
@@ -63,6 +65,8 @@ class Leaf:
         ran_with: `origin` of all that were known to be of its step then.
         left: bytes of outputs, and of what was made of them, that the caller held then.
         left_gone: of these, bytes that are gone when an optimizer steps; `leaving` sees it, `left_known` once it has.
+        asked: where a backward of it was asked for last, of those that were looked at.
+        graded: gradients that were there in its backward, or made in it, until a step has begun that it serves.
         old: bytes of outputs of earlier runs that the caller still holds in its forward, at most.
         ahead: bytes, beside parameters, buffers and optimizer state, while a graph without gradients runs that comes
             before it in the step, such as a teacher.
@@ -90,6 +94,7 @@ class Leaf:
     inputs_there: int = 0
     returned_seen: int = 0
     idle: tuple[weakref.ref[torch.Tensor], ...] = ()
+    ran_of: set[int] = field(default_factory=set)
     known: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
     situations: dict[frozenset[tuple[Leaf, int]], Beside] = field(default_factory=dict)
     held: int = 0
@@ -110,6 +115,8 @@ class Leaf:
     left_gone: int = 0
     left_known: bool = False
     leaving: Leaving | None = None
+    asked: Asked | None = None
+    graded: Graded | None = None
     old: int = 0
     ahead: int = 0
     stepping: int | None = None
@@ -126,12 +133,24 @@ class Leaf:
         """Whether other runs were seen to wait for their backward beside it."""
         return any(others for others in self.situations)
 
-    def know(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Parameters that take part in a step with this graph."""
+    def know(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Parameters that take part in a step with this graph; whether any was not known."""
+        before = len(self.known)
         for parameter in parameters:
             reference = self.known.get(id(parameter))
             if reference is None or reference() is not parameter:
                 self.known[id(parameter)] = weakref.ref(parameter)
+        return len(self.known) > before
+
+    def is_new_to(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Whether it was not looked at when it ran for another module that is alike, of these."""
+        first = first_trained(parameters)
+        return first is not None and id(first) not in self.ran_of and len(self.ran_of) < ALIKE
+
+    def note_ran_of(self, parameters: Iterable[torch.Tensor]) -> None:
+        """It was looked at when it ran for a module, of these."""
+        first = first_trained(parameters)
+        self.ran_of.update(() if first is None else (id(first),))
 
     def trained(self) -> set[int]:
         """Identities of those of its parameters that it makes a gradient of."""
@@ -153,7 +172,7 @@ class Leaf:
 
     def learn(self, leaf: Leaf) -> None:
         """Take over what was seen of the loss behind another plan of the same graph."""
-        self.known, self.inputs = dict(leaf.known), leaf.inputs
+        self.known, self.inputs, self.ran_of = dict(leaf.known), leaf.inputs, leaf.ran_of
         self.elsewhere, self.lent = leaf.elsewhere, leaf.lent
         self.loss, self.seen = leaf.loss, leaf.seen
         self.keeps_outputs, self.kept_outputs = leaf.keeps_outputs, leaf.kept_outputs
@@ -203,6 +222,12 @@ class Leaf:
             self.left_gone, self.left_known = min(self.left, self.leaving.gone()), True
             self.news |= self.left_gone > 0
         self.leaving = None
+
+    def note_staying(self, gradients: int) -> None:
+        """So many bytes of gradients, more than were there, are likely to be there in its backward."""
+        for situation in self.situations.values() if gradients else ():
+            situation.expect(gradients)
+            self.news = True
 
     def note_old(self, size: int) -> None:
         """So many bytes of outputs of earlier runs are there in its forward: a loop's variable is, until the next call

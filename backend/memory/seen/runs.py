@@ -7,11 +7,8 @@ plans that follow from it are made in `allot`. Nothing here changes what is comp
 
 from __future__ import annotations
 
-import gc
-import threading
 import weakref
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import Any
 
 import torch
@@ -22,90 +19,33 @@ from optpass.backend.compat.memory_backward import Held, held_by_nodes, untraced
 from optpass.backend.memory.eager.caller import held_in_call
 from optpass.backend.memory.eager.held import held_upstream
 from optpass.backend.memory.eager.inside import temporaries_of
-from optpass.backend.memory.eager.timeline import Shapes
-from optpass.backend.memory.replay.graph_values import ints
-from optpass.backend.memory.seen.chains import Chains
-from optpass.backend.memory.seen.expected import alike, shapes_of
+from optpass.backend.memory.seen.expected import shapes_of
+from optpass.backend.memory.seen.in_parts import Asked, graded_at, note_staying
+from optpass.backend.memory.seen.late import NOTHING, Clearing
 from optpass.backend.memory.seen.leaves import Leaf
 from optpass.backend.memory.seen.look import LOOKS, LOOKS_ALONE, LOOKS_AT_NAMES, beside, note, note_names, others_of
+from optpass.backend.memory.seen.now import Now
 from optpass.backend.memory.seen.parameters import parameters_of
 from optpass.backend.memory.seen.run import Run, largest_own, leaves_of, note_held, own_storages
 from optpass.backend.memory.seen.stores import Stores
-from optpass.backend.memory.seen.ungraded import Ahead, Lent, ahead_of, note_stepping
+from optpass.backend.memory.seen.ungraded import ahead_of, note_stepping
 from optpass.backend.memory.seen.updated import Updated
 from optpass.backend.memory.seen.watch import Watch
 from optpass.errors import BudgetInfeasibleError
 
 
-class Steps:
+class Steps(Now):
     """The runs of this process.
 
     Args:
-        settle: told the leaves of a whole step when one has been seen and the next begins.
+        settle: told the leaves of a whole step when one has been seen and the next begins, and others that ran before.
     """
 
-    def __init__(self, settle: Callable[[list[Leaf]], None]) -> None:
-        self._settle = settle
-        self._lock = threading.RLock()
-        self._live: list[Run] = []
-        self._chains = Chains()
-        self._after_backward = True
-        self._gone, self._traced = 0, False
-        self._lent = Lent()
+    def __init__(self, settle: Callable[[list[Leaf], list[Leaf]], None]) -> None:
+        super().__init__()
+        self._settle, self._gone = settle, 0
         self._asked: weakref.WeakSet[Callable[[], int]] = weakref.WeakSet()
         self._known: dict[int, Held] = {}
-        self._watch = Watch(Stores())
-        self._unwatch: Callable[[], None] | None = None
-
-    # ---- what is held now ---------------------------------------------------------------------------------------
-
-    def held(self) -> tuple[int, Stores]:
-        """Bytes that the runs hold which wait for their backward, and their outputs, which are part of it."""
-        with self._lock:
-            self._sweep()
-            outputs = Stores()
-            for run in self._live:
-                outputs.update(run.outputs)
-            return sum(run.leaf.held for run in self._live), outputs
-
-    def lent(self) -> Stores:
-        """What graphs without gradients have read and returned since the last backward, as a teacher's do."""
-        with self._lock:
-            return self._lent.lately()
-
-    def kept(self) -> Stores:
-        """As `Chains.collected`."""
-        with self._lock:
-            self._collect()
-            return self._chains.collected()
-
-    def ahead(self, inputs: Sequence[torch.Tensor]) -> list[Ahead]:
-        """Graphs without gradients that ran just before the one that is given `inputs`, for the same step."""
-        with self._lock:
-            given, sizes = Stores(inputs), {prod(ints(t.shape)) for t in inputs}
-            return [one for one in self._lent.about_to_step() if one.is_of_step(given, sizes, given)]
-
-    def waiting(self) -> list[Leaf]:
-        """The leaves of the runs that wait for their backward, one that runs several times as often."""
-        with self._lock:
-            self._sweep()
-            return [run.leaf for run in self._live]
-
-    def alike(self, parameters: Sequence[torch.Tensor], shapes: Shapes) -> Leaf | None:
-        """A graph of the same parameters that was seen in a step lately, called with tensors of as many dimensions."""
-        with self._lock:
-            return alike(self._chains.leaves(), parameters, shapes)
-
-    def parameters_with(self, origin: object) -> list[torch.Tensor]:
-        """Parameters of the graphs that run in steps with one of `origin`."""
-        with self._lock:
-            return parameters_of(self._chains.step_with(origin))
-
-    def waiting_parameters(self) -> list[torch.Tensor]:
-        """Parameters of the runs that wait for their backward."""
-        with self._lock:
-            self._sweep()
-            return [p for run in self._live for reference in run.parameters if (p := reference()) is not None]
 
     def forget(self) -> None:
         """The step that is under way has failed: what it holds, in frames of an error, is no part of another one."""
@@ -128,9 +68,12 @@ class Steps:
 
     # ---- what happens -------------------------------------------------------------------------------------------
 
-    def enter(self, origin: object, gradients: bool, updated: Updated, late: int = 0) -> None:
-        """A graph is called, when gradients of its parameters are there or not, or so many bytes that are cleared
-        `late`; `updated` is of it."""
+    def enter(
+        self, origin: object, gradients: bool, updated: Updated, clearing: Clearing = NOTHING,
+        trained: Sequence[torch.Tensor] = (),
+    ) -> None:  # fmt: skip
+        """A graph is called with these `trained` parameters, when gradients of its parameters are there or not, or are
+        cleared late; `updated` is of it, and so is `clearing`."""
         with self._lock:
             self._sweep()
             self._gone = sum(run.released_outputs() for run in self._live)
@@ -141,20 +84,25 @@ class Steps:
             if self._chains.waits:
                 return
             steps, old = self._chains.steps_of(origin), self._chains.returned().bytes()
+            earlier = self._chains.earlier_parts()
             self._chains.begin(origin)
         updated.look(next(iter(steps), []))
         for i, step in enumerate(steps):
+            around = [leaf for leaf in earlier if leaf not in step]
             for leaf in step:
+                mine = leaf.origin is origin
                 leaf.note_stepped()
-                leaf.note_late(late)
-                leaf.note_old(old if leaf.origin is origin and leaf.gradients == gradients else 0)
+                if mine and leaf.is_new_to(trained):
+                    leaf.news |= leaf.know(trained)
+                note_staying(leaf, [*step, *around], clearing, {id(p) for p in trained} if mine else None)
+                leaf.note_old(old if mine and leaf.gradients == gradients else 0)
             # Earlier ones are of other micro-batches, which are there in this one, too.
             grown = [leaf.note_inputs() for leaf in step if i]
             if any(grown) or any(leaf.news for leaf in step):
                 for leaf in step:
                     leaf.news = False
                 try:
-                    self._settle(step)
+                    self._settle(step, around)
                 except BudgetInfeasibleError:
                     self._go_back(step)
                     raise
@@ -174,13 +122,13 @@ class Steps:
             leaf.inputs.prune()
             of_modules = {*leaf.parameters, *leaf.module_tensors}
             leaf.inputs.add(a for i, a in enumerate(args) if isinstance(a, torch.Tensor) and i not in of_modules)
-            looked_at = self._looks_at(leaf)
+            looked_at = self._looks_at(leaf, parameters)
             saved, leaves = held_upstream(tensors) if looked_at else ([], [])
             released = largest_own(kept := autograd.saved_now(node), made, given)
             run = Run(
                 leaf, weakref.ref(node), released, given, made, Stores(saved),
                 [weakref.ref(p) for p in parameters], leaves_of(tensors, parameters),
-                shapes_of(args, leaf.parameters) if looked_at else (),
+                shapes_of(args, leaf.parameters) if looked_at or released is None else (),
                 looked_at or released is None, self._gone, made=made.sizes(),
             )  # fmt: skip
             if run.looked_at:
@@ -189,6 +137,7 @@ class Steps:
                 run.gradients = Stores([p.grad for p in trained if p.grad is not None]).sizes()
             if looked_at:
                 leaf.know([*parameters, *leaves])
+                leaf.note_ran_of(parameters)
                 leaf.inputs.add(held_in_call((t.device for t in tensors), parameters, 2))  # noise that a loss reads
                 leaf.inputs_seen = max(leaf.inputs_seen, leaf.inputs.bytes())
                 leaf.returned_seen = max(leaf.returned_seen, self._chains.returned_in_step().bytes())
@@ -211,14 +160,16 @@ class Steps:
             node.register_prehook(untraced(lambda *_: begins(run)))
         return True
 
-    def _looks_at(self, leaf: Leaf) -> bool:
+    def _looks_at(self, leaf: Leaf, parameters: Sequence[torch.Tensor]) -> bool:
+        if leaf.is_new_to(parameters):
+            return True
         beside = leaf.situations.get(others_of(self._live))
         # Micro-batches that the caller holds are all there in each of their steps, and are known when they have run.
         more = leaf.inputs.bytes() > leaf.inputs_seen or self._chains.returned_in_step().bytes() > leaf.returned_seen
         if more or beside is None or beside.times >= LOOKS:
             return more or beside is None
         others = self._live or any(other.origin is not leaf.origin for other in self._chains.under_way())
-        return beside.times < LOOKS_ALONE or bool(others)
+        return beside.times < LOOKS_ALONE or bool(others) or beside.expected > 0
 
     def lend(self, args: Sequence[Any], result: Any, needs: Callable[[], int] | None = None) -> None:
         """A graph has run without gradients: what the caller holds of it is there in the step, too.
@@ -243,15 +194,6 @@ class Steps:
                     gone = there.gone + run.released_outputs()
                     run.ungraded(there.gradients + there.other - gone, needs(), result)
             self._lent.add(result)
-
-    def traced(self) -> None:
-        """A graph was compiled. What Dynamo has traced holds the tensors that it met, in cycles."""
-        self._traced = True
-
-    def _collect(self) -> None:
-        if self._traced:  # else what earlier micro-batches returned counts as held, and is
-            self._traced = False
-            gc.collect()
 
     def _begins(self, roots: list[Any]) -> None:
         """A backward is about to begin."""
@@ -291,6 +233,8 @@ class Steps:
                 step, old = self._chains.under_way(), self._chains.returned_in_step()
                 note(run, running, self._live, self._watch, self._known, self._lent, old, step)
                 run.leaf.latest().note_others(self._chains.leaves(), step)
+                run.leaf.latest().asked = Asked.at(run)
+                run.leaf.latest().graded = graded_at(run, running, self._chains.leaves())
             self._chains.note_returned(run.outputs, run.inputs)
             self._sweep()
 
@@ -300,11 +244,3 @@ class Steps:
         with self._lock:
             around = autograd.running_backward(), self._live, self._lent
             note_names(run, *around, self._chains.returned(), self._chains.under_way())
-
-    def _sweep(self) -> None:
-        before, self._live = self._live, [run for run in self._live if not run.is_over()]
-        self._after_backward |= len(self._live) < len(before)
-        if self._unwatch is not None and not any(run.looked_at for run in self._live):
-            self._unwatch()
-            self._unwatch = None
-            self._watch.end()

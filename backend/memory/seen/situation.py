@@ -21,6 +21,7 @@ class Beside:
             earlier runs have returned that is still there; `lasting` without these.
         since_loss: what is there from the loss on: results that the caller holds, less outputs of others that are gone.
         in_loss, in_loss_backward: all of these and the loss, in the forward of the loss and in its backward.
+        expected: of gradients, what is likely to be there when it is seen next, and was not.
         late: of gradients, how many more were there in its forward, and in that of the loss, and cleared since.
         gone, handed_on: outputs of others that were gone, and those of them that graphs had been given, by graph.
     """
@@ -31,6 +32,7 @@ class Beside:
     since_loss: int | None = None
     in_loss: int = 0
     in_loss_backward: int = 0
+    expected: int = 0
     late: int = 0
     gone: int = 0
     handed_on: Mapping[Leaf, int] = field(default_factory=dict)
@@ -57,6 +59,9 @@ class Beside:
     ) -> bool:  # fmt: skip
         """Take in what was seen, with `old` bytes that earlier runs have returned; whether it is more."""
         before = self.most, self.gradients, self.in_loss, self.in_loss_backward, self.late
+        if self.expected:
+            self.grow(-self.expected, gradients=True)
+            self.expected = 0
         self.times += 1
         self.since_loss = since_loss if self.since_loss is None else max(self.since_loss, since_loss)
         self.gradients, self.other = max(self.gradients, gradients), max(self.other, other)
@@ -70,6 +75,11 @@ class Beside:
         more = max(0, late - self.late)
         self.late, self.in_loss = self.late + more, self.in_loss + more
         return more > 0
+
+    def expect(self, gradients: int) -> None:
+        """So many bytes of gradients are likely to be there when it is seen next."""
+        self.grow(gradients, gradients=True)
+        self.expected += gradients
 
     def grow(self, more: int, *, gradients: bool = False) -> None:
         """So many bytes are there beside the graph that were not when it was seen, or were not known to be of it."""

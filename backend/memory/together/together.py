@@ -9,7 +9,7 @@ budget; where it does not fit, or where much is computed again for nothing, plan
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -56,8 +56,9 @@ class Step:
     present: list[Choice]
 
 
-def settle(leaves: Sequence[Leaf]) -> None:
-    """Plan the step that `leaves` make up anew, where it does not fit or does not use its budget.
+def settle(leaves: Sequence[Leaf], beside: Sequence[Leaf] = ()) -> None:
+    """Plan the step that `leaves` make up anew, where it does not fit or does not use its budget. What those `beside`
+    have is there, too.
 
     Raises:
         BudgetInfeasibleError: no plans of these graphs together fit.
@@ -74,14 +75,14 @@ def settle(leaves: Sequence[Leaf]) -> None:
     failed = [leaf for leaf in planned if leaf.partitioner.search is None]  # to compile: its next call tries again
     if unknown or failed or not planned:
         return
-    parameters, final = parameters_of(planned), any(leaf.generation >= GENERATIONS for leaf in ran)
+    parameters, final = parameters_of([*planned, *beside]), any(leaf.generation >= GENERATIONS for leaf in ran)
     for leaf in planned:
         leaf.note_inputs()
         leaf.note_lying(planned, parameters)
         if not final:  # one that nothing was compiled for yet was chosen for what was known then
             leaf.share = None
     words.warn_of_kept_graphs(planned)
-    step = _seen(planned)
+    step = _seen(planned, [*beside, *(leaf for leaf in leaves if leaf.next is None and not leaf.situations)])
     _predict_anew(step)
     budget = min(leaf.partitioner.budget.bytes for leaf in step.leaves)
     if step.ahead > budget:
@@ -96,8 +97,7 @@ def settle(leaves: Sequence[Leaf]) -> None:
     if not step.bounds or (worst <= 0 and (used >= USED or not again)) or (worst > 0 and final):
         return
     choices, runs = _choices(step), [leaf.runs for leaf in step.leaves]
-    chosen = select(choices, runs, step.bounds)
-    over = excess(chosen, step.bounds)
+    chosen, over = _chosen(step, choices, runs)
     last = [leaf.loss for leaf in step.leaves if not leaf.again and leaf.loss.between[1] == inf]  # else between graphs
     if over > sum(loss.forward_bytes + loss.backward_bytes for loss in last):
         raise words.infeasible(step, chosen, over)
@@ -105,6 +105,19 @@ def settle(leaves: Sequence[Leaf]) -> None:
         _share_out(step, chosen, worst, over)
     if worst <= 0 and all(leaf.share is None for leaf in step.leaves):
         words.next_plan(step, above(chosen, choices, runs, step.bounds))
+
+
+def _chosen(step: Step, choices: Sequence[Sequence[Choice]], runs: Sequence[int]) -> tuple[list[Choice], int]:
+    """A plan for each graph, and by how many bytes they are over. A run that waits for its backward holds what it does:
+    those that come in this step, as a GAN's critic behind its own backward, are to fit beside that."""
+    waiting = set(STEPS.waiting())
+    if waiting.intersection(step.leaves):
+        present = zip(step.leaves, step.present, choices, strict=True)
+        chosen = select([[now] if leaf in waiting else found for leaf, now, found in present], runs, step.bounds)
+        if (over := excess(chosen, step.bounds)) <= 0:
+            return chosen, over
+    chosen = select(choices, runs, step.bounds)
+    return chosen, excess(chosen, step.bounds)
 
 
 def _share_out(step: Step, chosen: Sequence[Choice], worst: int, over: int) -> None:
@@ -178,7 +191,9 @@ def _alone(leaf: Leaf) -> bool:
     return set(leaf.situations) == {frozenset()} and leaf.loss.backward_bytes <= 3 * leaf.outputs
 
 
-def _seen(leaves: Sequence[Leaf]) -> Step:
+def _seen(leaves: Sequence[Leaf], others: Iterable[Leaf]) -> Step:
+    """The step of `leaves`, with what is there of `others`: they ran in it and had no backward, as a generator has none
+    while its critic is trained, or had it before."""
     leaves = list(leaves)
     index = {leaf: i for i, leaf in enumerate(leaves)}
     parameters = parameters_of(leaves)
@@ -193,6 +208,14 @@ def _seen(leaves: Sequence[Leaf]) -> Step:
         buffers.update(leaf.buffers)
     for leaf in leaves:
         buffers.update(leaf.elsewhere)
+    given = Stores()
+    for leaf in others:
+        there = parameters_of([leaf])
+        given.update(leaf.inputs.with_those_of(Stores([*there, *states_of(there)])))
+        given.update(leaf.buffers)
+    for leaf in leaves:
+        given.drop(leaf.inputs)
+    buffers.update(given)
     buffers.drop(Stores(states_of(parameters)))
     buffers.drop(Stores(parameters))  # frozen ones that some of the graphs read
     always = Ledger(

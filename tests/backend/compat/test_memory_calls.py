@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
-from optpass.backend.compat.memory_calls import LOOP, calls_to_come
+from optpass.backend.compat.memory_calls import LOOP, calls_compiled, calls_to_come
 
 FOUND: list[int] = []
 
@@ -135,3 +136,55 @@ def test_calls_that_may_follow_before_a_backward(program, expected):
     except RuntimeError as error:  # nothing is asked of `grad`
         assert program is gradients_asked_for, error
     assert expected[: len(FOUND)] == FOUND and FOUND
+
+
+class Judge(nn.Module):
+    """As it is when `Module.compile` was called."""
+
+    def __init__(self, compiled=True):
+        super().__init__()
+        self._compiled_call_impl = self.forward if compiled else None
+
+    def forward(self, x):
+        return x
+
+
+def asked(*_):
+    BESIDE.append(calls_compiled())
+    return torch.ones(1, requires_grad=True)
+
+
+BESIDE: list[bool] = []
+judge, plain = Judge(), Judge(compiled=False)
+
+
+class Trained:
+    def __init__(self, judge):
+        self.net, self.judge = asked, judge
+
+    def step(self):
+        self.judge(self.net(1)).sum().backward()
+
+    def afterwards(self):
+        self.net(1).sum().backward()
+        self.judge(self.net(1))
+
+
+def in_a_function():
+    fake = asked(1)
+    judge(fake).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        (in_a_function, [True]),
+        (Trained(judge).step, [True]),
+        (Trained(plain).step, [False]),
+        (Trained(judge).afterwards, [False, False]),
+    ],
+)
+def test_whether_another_compiled_module_is_called_before_the_backward(program, expected):
+    BESIDE.clear()
+    program()
+    assert expected == BESIDE
