@@ -63,9 +63,10 @@ NOTHING_KNOWN = Expected()
 
 
 def resize(leaf: Leaf, shapes: Shapes) -> Resize:
-    """From the sizes that a step with `leaf` was seen at to those of a call with `shapes`."""
+    """From the sizes that a step with `leaf` was seen at to those of a call with `shapes`; where it was seen at none,
+    or in another call, nothing changes."""
     parameters = (tuple(p.shape) for r in leaf.known.values() if (p := r()) is not None)
-    return Resize(leaf.seen_at, _as_seen(leaf.seen_at, shapes) or shapes, parameters)
+    return Resize(leaf.seen_at, _as_seen(leaf.seen_at, shapes) or leaf.seen_at, parameters)
 
 
 def share_at(share: Share, leaf: Leaf, shapes: Shapes) -> Share:

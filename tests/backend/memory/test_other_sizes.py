@@ -20,7 +20,7 @@ from optpass.backend.memory.eager.timeline import Resize
 from optpass.backend.memory.measure import measure_peak, step_peak, storage_bytes
 from optpass.backend.memory.partition.growth import Growth
 from optpass.backend.memory.replay.tail import Tail
-from optpass.backend.memory.seen.expected import share_at
+from optpass.backend.memory.seen.expected import resize, share_at
 from optpass.backend.memory.seen.share import Share
 from optpass.passes.memory.plan import Ledger
 
@@ -228,6 +228,12 @@ def test_a_loss_of_pairs_grows_with_their_number():
     assert found.forward_bytes > 3 * loss.forward_bytes
     unknown = SimpleNamespace(seen_at=((64, 40),), loss=replace(loss, timeline=None), known={}, late=0)
     assert share_at(share, unknown, ((128, 40),)).tail.forward_bytes == 2 * loss.forward_bytes
+
+
+@pytest.mark.parametrize("seen", [(), ((8, 64), (8, 64))])
+def test_where_it_was_seen_nowhere_no_size_changes(seen):
+    leaf = SimpleNamespace(seen_at=seen, known={})
+    assert resize(leaf, ((72,), (8, 72))).most == 1.0
 
 
 def test_sizes_that_change_from_step_to_step_hold():
