@@ -137,9 +137,14 @@ def value_of(names: Sequence[str], variables: Mapping[str, Any], of_module: Mapp
     """
     value = variables.get(names[0], of_module.get(names[0]))
     for name in names[1:]:
-        held: dict[str, Any] = getattr(value, "__dict__", {})
+        held = attributes_of(value)
         value = held.get(name, held.get("_modules", {}).get(name))
     return value
+
+
+def attributes_of(value: Any) -> Mapping[str, Any]:
+    """Those that an object itself holds; a class may answer to anything where it has none."""
+    return value.__dict__ if type(value).__dictoffset__ else {}
 
 
 @dataclass(frozen=True)

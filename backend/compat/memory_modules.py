@@ -40,10 +40,10 @@ def compiled_modules(backend: str) -> list[nn.Module]:
 
 def is_compiled(value: Any) -> bool:
     """Whether `torch.compile` gave it, or `Module.compile` was called of it."""
-    held: dict[str, Any] = getattr(value, "__dict__", {})
-    if isinstance(value, nn.Module):
-        return type(value).__name__ == "OptimizedModule" or held.get("_compiled_call_impl") is not None
-    return isinstance(value, types.FunctionType) and "_torchdynamo_orig_callable" in held
+    kind = type(value)
+    if issubclass(kind, nn.Module):
+        return kind.__name__ == "OptimizedModule" or vars(value).get("_compiled_call_impl") is not None
+    return kind is types.FunctionType and "_torchdynamo_orig_callable" in vars(value)
 
 
 def _backend(context: Any) -> str:

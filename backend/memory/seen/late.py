@@ -162,9 +162,9 @@ class Late:
 def _parameters_of(owner: Any) -> frozenset[int] | None:
     """Parameters whose gradients it clears, by identity; None for those of all, where it is neither an optimizer nor a
     module."""
-    if isinstance(owner, torch.optim.Optimizer):
+    if issubclass(type(owner), torch.optim.Optimizer):
         return frozenset(id(p) for group in owner.param_groups for p in group["params"])
-    return frozenset(id(p) for p in owner.parameters()) if isinstance(owner, nn.Module) else None
+    return frozenset(id(p) for p in owner.parameters()) if issubclass(type(owner), nn.Module) else None
 
 
 def _holds_numbers(gradient: torch.Tensor) -> bool:

@@ -84,7 +84,8 @@ class Steps(Now):
             if self._chains.waits:
                 return
             steps, old = self._chains.steps_of(origin), self._chains.returned().bytes()
-            earlier = self._chains.earlier_parts()
+            fresh = any(leaf.news or leaf.graded is not None for step in steps for leaf in step)
+            earlier = self._chains.earlier_parts() if fresh else []
             self._chains.begin(origin)
         updated.look(next(iter(steps), []))
         for i, step in enumerate(steps):
