@@ -12,6 +12,7 @@ from torch import nn
 
 import optpass
 from optpass.backend.memory.measure import measure_peak, storage_bytes
+from optpass.errors import BudgetInfeasibleError
 
 #: A budget that nothing reaches.
 PLENTY = 10**11
@@ -174,6 +175,18 @@ def measured(program: Callable[..., Any], budget: int, steps: int = 3) -> tuple[
     report = optpass.report()
     said = [site.cost for site in (*report.sites(), *report.declined()) if site.kind == "memory budget"]
     return peak, results, max(cost["predicted_peak_bytes"] for cost in said), held
+
+
+def smallest(trained: Callable[[int], tuple[Any, ...]]) -> tuple[Any, ...]:
+    """The smallest budget that `trained` does not refuse, and what it returns of it."""
+    budget = 1000
+    for _ in range(8):
+        try:
+            return budget, *trained(budget)
+        except BudgetInfeasibleError as error:
+            assert error.floor_bytes > budget
+            budget = error.floor_bytes
+    raise AssertionError("refused again and again")
 
 
 def _has_gradient(value: Any) -> bool:

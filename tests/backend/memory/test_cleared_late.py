@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from unittest.mock import Mock, patch
 
 import pytest
@@ -13,7 +14,6 @@ from torch.nn import functional as F
 import optpass
 from optpass.backend.memory.measure import measure_peak, storage_bytes
 from optpass.backend.memory.seen import late
-from optpass.errors import BudgetInfeasibleError
 
 ROWS, WIDTH, MICRO = 256, 128, 3
 
@@ -139,22 +139,10 @@ def trained(program, budget, steps=4):
     return peak, [p.detach().clone() for p in model.parameters()]
 
 
-def smallest(program):
-    """The smallest budget that is not refused, with what was measured."""
-    budget = 1000
-    for _ in range(8):
-        try:
-            return budget, *trained(program, budget)
-        except BudgetInfeasibleError as error:
-            assert error.floor_bytes > budget
-            budget = error.floor_bytes
-    raise AssertionError("refused again and again")
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_budget_holds_from_the_first_step_on(name):
+def test_a_budget_holds_from_the_first_step_on(name, steps):
     top, reference = trained(PROGRAMS[name], 10**9)
-    floor, peak, parameters = smallest(PROGRAMS[name])
+    floor, peak, parameters = steps.smallest(partial(trained, PROGRAMS[name]))
     assert peak <= floor < top
     assert all(map(torch.equal, parameters, reference))
     budget = (floor + top) // 2
@@ -163,17 +151,17 @@ def test_a_budget_holds_from_the_first_step_on(name):
     assert all(map(torch.equal, parameters, reference))
 
 
-def test_gradients_on_their_way_out_are_not_counted_in_the_backward():
+def test_gradients_on_their_way_out_are_not_counted_in_the_backward(steps):
     gradients = sum(4 * p.numel() for p in network().parameters())
-    early, late = smallest(cleared_early)[0], smallest(loss_inside)[0]
+    early, late = steps.smallest(partial(trained, cleared_early))[0], steps.smallest(partial(trained, loss_inside))[0]
     assert early <= late < early + gradients / 2
 
 
-def test_gradients_on_their_way_out_are_known_at_other_sizes():
+def test_gradients_on_their_way_out_are_known_at_other_sizes(steps):
     """Dynamo compiles the graph anew when the second step begins, beside gradients of the first."""
     gradients = sum(4 * p.numel() for p in network().parameters())
-    early, _, _ = smallest(of_sizes(clear_late=False))
-    late, peak, _ = smallest(of_sizes(clear_late=True))
+    early, _, _ = steps.smallest(partial(trained, of_sizes(clear_late=False)))
+    late, peak, _ = steps.smallest(partial(trained, of_sizes(clear_late=True)))
     assert peak <= late < early + gradients
 
 

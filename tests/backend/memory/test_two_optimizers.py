@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,6 @@ from torch.nn import functional as F
 
 import optpass
 from optpass.backend.memory.measure import measure_peak, storage_bytes
-from optpass.errors import BudgetInfeasibleError
 
 ROWS, WIDTH = 256, 64
 
@@ -140,22 +141,10 @@ def trained(kind, budget, steps=3):
     return peak, [p.detach().clone() for p in program.parameters()]
 
 
-def smallest(kind):
-    """The smallest budget that is not refused, with what was measured."""
-    budget = 1000
-    for _ in range(8):
-        try:
-            return budget, *trained(kind, budget)
-        except BudgetInfeasibleError as error:
-            assert error.floor_bytes > budget
-            budget = error.floor_bytes
-    raise AssertionError("refused again and again")
-
-
 @pytest.mark.parametrize("kind", PROGRAMS)
-def test_a_budget_holds_from_the_first_step_on(kind):
+def test_a_budget_holds_from_the_first_step_on(kind, steps):
     top, reference = trained(kind, 10**9)
-    floor, peak, parameters = smallest(kind)
+    floor, peak, parameters = steps.smallest(partial(trained, kind))
     assert peak <= floor < top
     assert all(map(torch.equal, parameters, reference))
     budget = (floor + top) // 2
