@@ -105,7 +105,7 @@ def _compile(
     del call, around, modules
     memory, without_effect = attach.partitioner_of(
         gm, tensors, resolved, spec, serving, gradients=case.gradients,
-        share=case.share_of(tensors, example_inputs), expected=case.expected(),
+        share=case.share_of(tensors, example_inputs), expected=case.expected(), new=case.is_new,
     )  # fmt: skip
     uuid = identity(resolved, passes, fingerprint(resolved, spec))
     exit_report.register(resolved)
@@ -241,6 +241,8 @@ def _compile_again(
         return _compile(gm, example_inputs, resolved, mode, around_call=part.around)
 
     def run(*args: Any) -> Any:  # Dynamo leaves the `forward` of a graph module alone, unless something calls it
+        for value in args:  # inputs are numbered as they are first looked at: as before, for what a plan says of them
+            isinstance(value, torch.Tensor)
         return module(*args)
 
     # Dynamo counts recompiles by code, and gives up after some: each graph has its own.

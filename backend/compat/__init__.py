@@ -14,6 +14,7 @@ from optpass.backend.compat.audit import audit_problems as audit_problems
 from optpass.backend.compat.caches import autograd_cache_keys as autograd_cache_keys
 from optpass.backend.compat.caches import cache_counters as cache_counters
 from optpass.backend.compat.caches import inductor_cache_dir as inductor_cache_dir
+from optpass.backend.compat.caches import keeps_compiled_whole as keeps_compiled_whole
 from optpass.backend.compat.dynamo import FakeCopyMode as FakeCopyMode
 from optpass.backend.compat.dynamo import FakeTensor as FakeTensor
 from optpass.backend.compat.dynamo import FakeTensorMode as FakeTensorMode

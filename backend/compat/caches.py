@@ -30,6 +30,14 @@ def inductor_cache_dir() -> str:
     return str(cache_dir())
 
 
+def keeps_compiled_whole() -> bool:
+    """Whether AOTAutograd's cache keeps what Inductor has compiled itself, and takes nothing else from it."""
+    import torch._dynamo.config as dynamo
+    import torch._functorch.config as config
+
+    return bool(getattr(config, "bundled_autograd_cache", False) or getattr(dynamo, "caching_precompile", False))
+
+
 @contextlib.contextmanager
 def autograd_cache_keys(wanted: Callable[[str], bool]) -> Iterator[list[str]]:
     """The keys that AOTAutograd's cache is asked for; none where it is not asked, or torch names them otherwise.

@@ -12,9 +12,11 @@ from typing import Any
 from torch import fx
 
 from optpass.backend.compat.attention_matcher import shielded
+from optpass.backend.compat.dynamo import boxed_nop
 from optpass.backend.compat.kernel_files import joined
 from optpass.backend.compat.lowerings import install
-from optpass.backend.compat.memory_reuse import Work, reusing
+from optpass.backend.compat.memory_drawn import draw_as_generated
+from optpass.backend.compat.memory_reuse import STANDING, Work, reusing
 
 try:
     from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass
@@ -38,7 +40,8 @@ def compile_fx(
     """TorchInductor, without its attention matcher. Takes ownership of `gm`.
 
     `on_compiled(is_backward, seconds)` is called after each graph is lowered; the backward's is at the first backward.
-    `lowered(is_backward)` gives what was lowered already while the graph was partitioned, to go on from.
+    `lowered(is_backward)` gives what was lowered already while the graph was partitioned, to go on from; `STANDING`
+    where the graph is to run as it stands.
     """
     from torch._inductor.async_compile import maybe_warm_pool
     from torch._inductor.compile_fx import compile_fx as inductor
@@ -49,6 +52,8 @@ def compile_fx(
         start = time.perf_counter()
         try:
             work = lowered(bool(kwargs.get("is_backward", False))) if lowered is not None else None
+            if work is STANDING:
+                return boxed_nop(draw_as_generated(args[0]), args[1])
             # The backward is lowered later, and elsewhere.
             with shielded(), _partitioned(args[0], work, kwargs), reusing(work), joined():
                 return compile_fx_inner(*args, **kwargs)

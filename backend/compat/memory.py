@@ -18,10 +18,13 @@ from optpass.backend.compat import memory_known
 from optpass.backend.compat.attention_matcher import shielded
 from optpass.backend.compat.inductor import inductor_config
 from optpass.backend.compat.memory_index import indices_kept as indices_kept
+from optpass.backend.compat.memory_known import keep as keep
 from optpass.backend.compat.memory_order import Improve as Improve
 from optpass.backend.compat.memory_order import ScheduledBuffer as ScheduledBuffer
 from optpass.backend.compat.memory_order import tightened as tightened
-from optpass.backend.compat.memory_reuse import Work, key_of
+from optpass.backend.compat.memory_reuse import STANDING as STANDING
+from optpass.backend.compat.memory_reuse import Work as Work
+from optpass.backend.compat.memory_reuse import key_of
 from optpass.backend.compat.memory_reuse import reusing as reusing
 
 #: Whether autograd hands gradients to a compiled backward so that it can release them (torch 2.13 and later).
@@ -93,7 +96,7 @@ def lower(
     def stop(self: Any) -> Any:
         code, _ = self.codegen()
         constants = {**self.constants, **self.torchbind_constants, **getattr(self, "opaque_value_type_classes", {})}
-        work = Work(key, self, gm, V.fake_mode, code, further, improve)
+        work = Work(key, self, gm, V.fake_mode, code, further, improve, digest)
         raise _Stop(Lowered(code.value, constants, work))
 
     _output(gm).meta["user_visible_output_idxs"] = list(user_outputs)
@@ -114,7 +117,8 @@ def lower(
         key = key_of(gm, example_inputs, is_backward, checked, donated)
         digest = memory_known.digest_of(key, gm, example_inputs, improve)
         if (source := memory_known.known(digest)) is not None:
-            return Lowered(source, work=Work(key, settings=further, improve=improve))
+            work = memory_known.kept(digest) or Work(key, settings=further, improve=improve)
+            return Lowered(source, work=work)
         try:
             fx_codegen_and_compile(
                 gm,

@@ -2,30 +2,32 @@
 
 One graph is planned again and again: beside other gradients, with another budget, with what its caller turned out to
 do between its halves; and a model is made of equal blocks. What Inductor generates for a plan is the same each time.
-Here it is remembered as text, without the lowering that it came from; who compiles the plan lowers it once more.
+Here it is remembered as text, without the lowering that it came from; who compiles the plan lowers it once more, unless
+it was lowered to be compiled next.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import getitem
 from typing import Any
 
 import torch
 from torch import fx
 
+from optpass.backend.compat.memory_reuse import BEFORE, Work
+
 #: Graphs that are remembered, the last ones.
 MOST = 64
-#: Settings of Inductor that are no plain values, and that decide nothing after the graph is partitioned.
-_BEFORE = ("joint_custom_pre_pass", "joint_custom_post_pass", "custom_partitioner_fn")
 _PLAIN = (bool, int, float, complex, str, type(None), list, tuple, dict, set, torch.dtype, torch.device)
 #: What an argument's `repr` says in full.
 _ARGUMENTS = (bool, int, float, complex, str, type(None), fx.Node, torch.dtype, torch.device, torch.layout,
               torch.memory_format)  # fmt: skip
 
 _SOURCES: OrderedDict[str, str] = OrderedDict()
+_WORKS: dict[str, Work] = {}  #: lowerings of graphs that are about to be compiled
 
 
 def digest_of(
@@ -59,6 +61,17 @@ def known(digest: str | None) -> str | None:
     return _SOURCES[digest]
 
 
+def keep(works: Iterable[Work]) -> None:
+    """Keep lowerings that were made before their graphs are compiled, in the place of those kept until now."""
+    _WORKS.clear()
+    _WORKS.update((work.digest, work) for work in works if work.digest is not None and work.graph is not None)
+
+
+def kept(digest: str | None) -> Work | None:
+    """The lowering that was kept, for one compile."""
+    return None if digest is None else _WORKS.pop(digest, None)
+
+
 def remember(digest: str | None, source: str) -> None:
     """Remember the text; the one asked for least lately is forgotten."""
     if digest is None:
@@ -71,6 +84,7 @@ def remember(digest: str | None, source: str) -> None:
 def forget() -> None:
     """Forget all of it."""
     _SOURCES.clear()
+    _WORKS.clear()
 
 
 def _is_plain(node: fx.Node) -> bool:
@@ -89,7 +103,7 @@ def _has_passes() -> bool:
     import torch._inductor.config as config
 
     settings = config.get_config_copy().items()
-    return any(not isinstance(value, _PLAIN) and name not in _BEFORE for name, value in settings)
+    return any(not isinstance(value, _PLAIN) and name not in BEFORE for name, value in settings)
 
 
 def _process() -> tuple[Any, ...]:

@@ -18,6 +18,8 @@ from torch import fx
 
 from optpass.backend.compat.memory_order import Improve, tightened
 
+#: Settings that are hooks, and decide nothing once the graph is partitioned.
+BEFORE = ("joint_custom_pre_pass", "joint_custom_post_pass", "custom_partitioner_fn")
 #: What `_InProcessFxCompile.codegen_and_compile` does to a graph before it generates code, by its names there.
 _DONE = ("view_to_reshape", "_recursive_record_original_output_strides", "_recursive_post_grad_passes")
 
@@ -37,6 +39,11 @@ class Work:
     code: Any = None
     settings: dict[str, Any] = field(default_factory=dict)
     improve: Improve | None = None
+    digest: str | None = None
+
+
+#: In the place of a lowering: the graph is to run as it stands.
+STANDING = Work(())
 
 
 def key_of(
@@ -74,11 +81,12 @@ def _described(value: Any) -> Any:
 
 
 def _settings() -> tuple[tuple[str, str], ...]:
-    """Inductor's settings that are plain values; hooks are the same objects within one compile."""
+    """Inductor's settings that are plain values; other hooks are the same objects within one compile."""
     import torch._inductor.config as config
 
     plain = (bool, int, float, str, type(None), list, tuple, dict, set)
-    return tuple((k, repr(v)) for k, v in sorted(config.get_config_copy().items()) if isinstance(v, plain))
+    settings = sorted(config.get_config_copy().items())
+    return tuple((k, repr(v)) for k, v in settings if isinstance(v, plain) and k not in BEFORE)
 
 
 @contextlib.contextmanager

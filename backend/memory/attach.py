@@ -16,7 +16,7 @@ from optpass.backend.memory.partition.partitioner import BudgetPartitioner
 from optpass.backend.memory.seen.expected import NOTHING_KNOWN, Expected
 from optpass.backend.memory.seen.share import Share
 from optpass.backend.memory.step import StepTensors, budget_of
-from optpass.backend.memory.together.together import relief
+from optpass.backend.memory.together.together import STEPS, relief
 from optpass.options import Options
 from optpass.passes.devices import DeviceSpec
 
@@ -51,6 +51,7 @@ def partitioner_of(
     gradients: bool,
     share: Share | None = None,
     expected: Expected = NOTHING_KNOWN,
+    new: bool = False,
 ) -> tuple[BudgetPartitioner | None, str]:
     """The partitioner for a graph's budget, and what to warn of.
 
@@ -59,6 +60,7 @@ def partitioner_of(
         tensors: what it is compiled with.
         inner: who compiles it: 'inductor' and 'aot_eager' let us partition.
         gradients, share, expected: as for `budget_of`.
+        new: nothing of its steps is known.
 
     Raises:
         ConfigError: the budget or the optimizer cannot be used as given.
@@ -81,6 +83,10 @@ def partitioner_of(
     partitioner = BudgetPartitioner(budget, device, "inductor" if inner == "inductor" else "graph")
     partitioner.relief, partitioner.offloads = relief, options.offload == "auto"
     partitioner.follows = more
+    waiting = STEPS.waiting()
+    several = more or bool(waiting)
+    partitioner.may_stand = new and several and inner == "inductor" and not compat.keeps_compiled_whole()
+    partitioner.needs_others = any(leaf.partitioner.as_it_stands for leaf in waiting)
     if share is None and not getattr(reason, "all_train", False):
 
         def if_nothing_else_trains(ungraded: Collection[int]) -> Budget:

@@ -32,6 +32,7 @@ class Budget:
         tail: what happens between its forward and its backward, where that has been seen.
         follow: bytes that are needed on top of what it holds while other graphs of the step run.
         state: a state of the search that was chosen for the step as a whole; with the number of operations.
+        whole: as in `Share`.
         settled: it is for a step that was seen.
         lenient: where nothing fits, the plan beside which most is left is taken: the step is under way, and the next
             one is planned anew.
@@ -61,6 +62,7 @@ class Budget:
     tail: Tail | None = None
     follow: int = 0
     state: tuple[int, FrozenState] | None = None
+    whole: bool = False
     settled: bool = False
     lenient: bool = False
     around: tuple[tuple[int, int], ...] = ()

@@ -18,6 +18,7 @@ from optpass.backend.compat.memory_calls import LOOP
 from optpass.backend.memory.eager.timeline import Shapes
 from optpass.backend.memory.filing import grown
 from optpass.backend.memory.idle import idle_of
+from optpass.backend.memory.partition.carrier import Carrier
 from optpass.backend.memory.partition.growth import Growth
 from optpass.backend.memory.partition.partitioner import BudgetPartitioner
 from optpass.backend.memory.seen.expected import Expected, resize, shapes_of, share_at
@@ -67,6 +68,11 @@ class Case:
     crowded: bool = False
     late: Late = field(default_factory=Late)
     modules: tuple[weakref.ref[nn.Module], ...] = ()
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing is known of the graph's steps."""
+        return self.share is None and self.before is None and self.like is None and not self.crowded
 
     def called(self) -> list[nn.Module]:
         """The modules that are called, as far as they are alive."""
@@ -139,8 +145,9 @@ class Planned:
         self._lock = threading.Lock()
         self._needs, self._updated = needs, Updated()
         self._versions = Versions()
-        #: What served until now, and its search, while another plan that nothing depends on is compiled.
-        self._before: tuple[Callable[..., Any], Search | None] | None = None
+        #: What served until now, and its plans, while another plan that nothing depends on is compiled.
+        self._before: tuple[Callable[..., Any], Search | None, Carrier | None] | None = None
+        self._stood: int | None = None  #: the step in which it runs as it stands
         self._over = False  #: steps begin with gradients there, so that it serves none any more
 
     @staticmethod
@@ -180,7 +187,8 @@ class Planned:
         self._note_step(gradients, args)
         larger = self._growth is not None and self._outgrows(self._growth.at(args), args)
         mine = gradients == self._case.gradients and not larger
-        if mine and compiled is not None and self._leaf.share is None and not self._is_crowded():
+        planned_anew = self._leaf.share is not None or self._has_stood() or self._is_crowded()
+        if mine and compiled is not None and not planned_anew:
             self._served = compiled
         else:
             self._served = self._other(gradients, larger, mine, args)
@@ -209,6 +217,13 @@ class Planned:
         if own and not STEPS.leave(self._leaf, args, result) and self._needs is not None:
             STEPS.lend(args, result, self._needs)
         return result
+
+    def _has_stood(self) -> bool:
+        """Whether it ran as it stands, and that step is over."""
+        if not self._leaf.partitioner.as_it_stands:
+            return False
+        self._stood = STEPS.begun if self._stood is None else self._stood
+        return self._stood != STEPS.begun
 
     def _is_crowded(self) -> bool:
         """Whether the first step calls the graph again before its backward, and one more run of the same plan does not
@@ -256,16 +271,17 @@ class Planned:
         """What serves the case, compiled when it is first asked for."""
         with self._lock:
             if mine and self._compiled is not None:  # its plan is out of date
+                now = self._leaf.partitioner
                 if self._leaf.share is not None and self._leaf.share.optional:
-                    self._before = self._compiled, self._leaf.partitioner.search
+                    self._before = self._compiled, now.search, now.carrier
                 self._superseded(True)
                 self._compiled = None
-                self._leaf.partitioner.search = None
+                now.search = now.carrier = None
             if (gradients, larger) not in self._others:
                 leaf = self._leaf if mine else None
                 share = self._leaf.share if mine else None
                 shapes = shapes_of(args, self._leaf.parameters) if larger else None
-                crowded = mine and share is None
+                crowded = mine and share is None and not self._has_stood()
                 if crowded:
                     _warn_of_first_step()
                 case = replace(
@@ -281,7 +297,8 @@ class Planned:
             if self._before is None:
                 return False
             del self._others[gradients, larger]
-            self._compiled, self._leaf.partitioner.search = self._before
+            now = self._leaf.partitioner
+            self._compiled, now.search, now.carrier = self._before
             self._leaf.share, self._served = None, self._compiled
             self._superseded(False)
         return True

@@ -172,7 +172,8 @@ def budget_of(
         return Budget(
             bytes=total, statics=share.statics, at_optimizer=share.at_optimizer, optimizer=share.optimizer,
             trained_itemsize=itemsize, tail=share.tail, follow=share.follow, where=where, state=share.state,
-            settled=True, batch=_batch(tensors.inputs), notes=("planned for the step as it was seen",),
+            whole=share.whole, settled=True, batch=_batch(tensors.inputs),
+            notes=("planned for the step as it was seen",),
         )  # fmt: skip
     before = STEPS.waiting_parameters()
     saved, leaves = held_upstream(tensors.inputs)

@@ -11,8 +11,10 @@ from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
 import optpass
+from optpass.backend import entry
 from optpass.backend.memory.measure import measure_peak, storage_bytes
 from optpass.backend.retrace import retraceable
+from optpass.options import Options
 
 Tensor = torch.Tensor
 
@@ -175,3 +177,22 @@ def test_a_step_that_is_planned_again_is_one_graph(hasty: None) -> None:
     assert max(peaks(budget)) <= budget
     assert not torch._dynamo.utils.counters["graph_break"]
     assert optpass.report().sites("recompute")
+
+
+def test_inputs_are_numbered_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan says what it keeps by numbers, those of the graph's inputs among them."""
+    graph = fx.Graph()
+    weight, unread, x = (graph.placeholder(name) for name in ("weight", "unread", "x"))
+    graph.output((graph.call_function(torch.nn.functional.embedding, (x, weight)),))
+    found: list[list[torch.dtype]] = []
+
+    def compiled(gm: fx.GraphModule, inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        found.append([value.dtype for value in inputs])
+        return gm.forward
+
+    monkeypatch.setattr(entry, "_compile", compiled)
+    again = entry._compile_again(lambda: fx.GraphModule({}, graph), "again", Options(), None)
+    given = torch.rand(3, 2), torch.rand(1), torch.tensor([2, 0])
+    assert torch.equal(again(*given)[0], given[0][[2, 0]])
+    assert found == [[torch.float32, torch.int64]]
+    assert unread.users == {}

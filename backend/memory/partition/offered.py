@@ -28,13 +28,16 @@ def needed_beside_more(budget: Budget, search: Search, carry_out: CarryOut) -> i
     return trial.peak + more * trial.replay.handed_bytes
 
 
-def offered_plan(budget: Budget, search: Search, carry_out: CarryOut, room: int) -> Trial | None:
+def offered_plan(
+    budget: Budget, search: Search, carry_out: CarryOut, room: int, *, brief: bool = False
+) -> Trial | None:
     """The plan that was chosen for the step as a whole, if this is the graph that it was chosen for and it fits;
-    where nobody knows yet what follows, the one that holds least, or needs least beside more calls of it."""
+    where nobody knows yet what follows, the one that holds least, or needs least beside more calls of it. `brief`:
+    it is not to last."""
     if budget.shared:
         more = budget.to_come
         named = room if more < LOOP and budget.apart is None else 0  # else nobody knows how much more comes
-        trial = carry_out(light(search, more, named)) if more else _holding_least(search, carry_out, room)
+        trial = carry_out(light(search, more, named)) if more else _holding_least(search, carry_out, room, brief)
         if trial.peak > room and budget.lenient and not more:
             trial = carry_out(light(search))
         return trial if trial.peak <= room or budget.lenient else None
@@ -44,11 +47,11 @@ def offered_plan(budget: Budget, search: Search, carry_out: CarryOut, room: int)
     return trial if trial.peak <= room else None
 
 
-def _holding_least(search: Search, carry_out: CarryOut, room: int) -> Trial:
+def _holding_least(search: Search, carry_out: CarryOut, room: int, brief: bool) -> Trial:
     """The plan that holds least, or, where that needs more than `room` itself, the one that does of those that fit."""
-    trial, aim = carry_out(least_held(search)), room
+    trial, aim = carry_out(least_held(search, brief=brief)), room
     for _ in range(TRIES - 1):
-        timeline = lightest(search, aim) if trial.peak > room else None
+        timeline = lightest(search, aim, brief=brief) if trial.peak > room else None
         if timeline is None:
             break
         trial = carry_out(timeline)

@@ -32,6 +32,10 @@ class Outcome:
     keep: Callable[[], None] = lambda: None
     together: bool = False
 
+    def count_replay(self) -> None:
+        """A plan is replayed."""
+        self.replays += 1
+
 
 def plan_of(
     search: Search, timeline: Timeline, *, budget_bytes: int, statics: Ledger, own: int, engine: int, at_optimizer: int,

@@ -17,16 +17,14 @@ from torch import fx
 
 from optpass.backend import compat, snapshot
 from optpass.backend.compat import partition as parts
-from optpass.backend.compat.memory import indices_kept
+from optpass.backend.compat.memory import STANDING, indices_kept
 from optpass.backend.memory.budget import ENGINE_BYTES, Budget
 from optpass.backend.memory.partition.accumulate import own_gradients
+from optpass.backend.memory.partition.carrier import Carrier
 from optpass.backend.memory.partition.choose import Chooser, Modules, Trial
 from optpass.backend.memory.partition.growth import sizes_in
 from optpass.backend.memory.partition.joint import (
-    LEAN,
     assumed_of,
-    behind,
-    lean_settings,
     loss_is_outside,
     made_ready,
     not_seen,
@@ -35,19 +33,17 @@ from optpass.backend.memory.partition.joint import (
 )
 from optpass.backend.memory.partition.offered import needed_beside_more, offered_plan
 from optpass.backend.memory.partition.offloading import Walk, host_of, offloaded
-from optpass.backend.memory.partition.order import least_peak
 from optpass.backend.memory.partition.outcome import Outcome, plan_of
 from optpass.backend.memory.partition.refusal import refusal
+from optpass.backend.memory.partition.standing import STANDS, CannotStandError, can_stand
 from optpass.backend.memory.partition.unbounded import refused_where_unbounded
 from optpass.backend.memory.plans.searches import SEARCHES, beneath
-from optpass.backend.memory.replay.replay import Executor, StepReplay, replay_step
+from optpass.backend.memory.replay.replay import Executor, StepReplay
 from optpass.backend.memory.replay.tail import NO_TAIL, Tail
 from optpass.errors import BudgetInfeasibleError
 from optpass.passes.devices import DeviceSpec
-from optpass.passes.memory import redraw
-from optpass.passes.memory.emit import rewrite
 from optpass.passes.memory.plan import MemoryPlan
-from optpass.passes.memory.problem import Problem, reads_of_changed_inputs
+from optpass.passes.memory.problem import reads_of_changed_inputs
 from optpass.passes.memory.search.schedule import Timeline
 from optpass.passes.memory.search.search import Search
 from optpass.passes.memory.uncollected import uncollected
@@ -88,12 +84,16 @@ class BudgetPartitioner:
         #: Its budget if nothing else trains what it does not, by positions; holds the graph's tensors, so is dropped.
         self.if_nothing_else_trains: Callable[[Collection[int]], Budget] | None = None
         self.follows = False  #: the graph ends in a graph break
+        self.may_stand = False  #: it is planned anew in the next step, and may run as it stands in this one
+        self.needs_others = False  #: others that run as they stand wait for it
+        self.as_it_stands = False  #: it does
         self.ungraded: tuple[int, ...] = ()  #: positions of those; none where the caches answered
         self.sizes: list[Any] | None = None  #: symbolic sizes of the graph's tensors; None where the caches answered
         self.tail = budget.tail or NO_TAIL  #: what happens between forward and backward, as the plan has it
         self.at_optimizer = budget.at_optimizer  #: with outputs that the caller is taken to hold; or ahead of the step
         self.counted = 0  #: peak of the plan as the search counts it
         self._lowered: dict[bool, Any] = {}
+        self.carrier: Carrier | None = None  #: carries out plans of the graph; None where the caches answered
         self._default_peak: int | None = None  #: of the default plan, above the statics, where it was replayed
 
     def __call__(self, joint: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Modules:
@@ -135,7 +135,8 @@ class BudgetPartitioner:
         named: BudgetInfeasibleError | None = None
         if self.budget.apart is not None and loss_is_outside(joint):
             self.budget = replace(self.budget, shared=True)
-        self.budget = self.budget.with_more(numbers_kept(joint))
+        if not self.budget.settled:  # else they are among what was seen
+            self.budget = self.budget.with_more(numbers_kept(joint))
         self._not_seen = not_seen(joint, self.budget)
         given, ahead, assumed = self.budget.statics, self.budget.ahead, assumed_of(joint, self.budget)
         for tail, more in assumed:
@@ -160,30 +161,55 @@ class BudgetPartitioner:
         self.at_optimizer = max(self.at_optimizer, self.budget.ahead)
         room = self.budget.bytes - self.budget.statics.total - ENGINE_BYTES
         self.search = search = Search(problem, known=SEARCHES)
+        self.carrier = Carrier(
+            joint, search, self.executor, self.budget, tail, self.patches, kwargs, self.outcome.count_replay
+        )
         with indices_kept() if self.executor == "inductor" else contextlib.nullcontext():
-            chosen = self._choose(joint, default, search, room, kwargs)
+            chosen = self._standing(joint, default, self.carrier, room)
         self._file(search, chosen)
         modules = default if chosen is None else chosen.modules
-        if self.executor != "inductor":  # what that returns is none
+        if self.runner != "inductor":  # what that returns is none
             own_gradients(modules[1])
         return modules
 
+    @property
+    def runner(self) -> Executor:
+        """Who runs the graph."""
+        return "graph" if self.as_it_stands else self.executor
+
     def lowered(self, is_backward: bool) -> Any:
         """What was lowered to replay the plan that was chosen, for Inductor to go on from; once, since it is large."""
-        return self._lowered.pop(is_backward, None)
+        return STANDING if self.as_it_stands else self._lowered.pop(is_backward, None)
 
     # ---- the plan -----------------------------------------------------------------------------------------------
 
-    def _choose(
-        self, joint: fx.GraphModule, default: Modules, search: Search, room: int, kwargs: dict[str, Any]
-    ) -> Trial | None:
+    def _standing(self, joint: fx.GraphModule, default: Modules, carrier: Carrier, room: int) -> Trial | None:
+        """As `_choose`, for a graph that runs as it stands if it may: where it fits so, and is to be planned anew."""
+        if not (self.may_stand and can_stand(joint.graph)):
+            return self._choose(joint, default, carrier, room)
+        notes, self.as_it_stands = list(self.outcome.notes), True
+        try:
+            chosen = self._choose(joint, default, carrier, room)
+            if chosen is not None or self.needs_others:
+                self.outcome.notes.append(STANDS)
+                return chosen
+        except Exception:  # what is generated may fit, and may run
+            log.debug("a graph cannot run as it stands", exc_info=True)
+        self.as_it_stands, self._default_peak, self.outcome.notes = False, None, notes
+        return self._choose(joint, default, carrier, room)
+
+    def _choose(self, joint: fx.GraphModule, default: Modules, carrier: Carrier, room: int) -> Trial | None:
         """The fastest plan found whose replay fits `room`; None for the default one."""
-        generated = self.executor == "inductor"
+        search, settings = carrier.search, carrier.settings()
+
+        def carry_out(timeline: Timeline, lean: bool = settings[0]) -> Trial:
+            return carrier.carry_out(timeline, lean, self.runner)
+
         base: StepReplay | None = None
         kept = FOLLOW * search.saved_at_start if self.budget.shared else 0
         likely = (search.unconstrained + kept) * REPLAYED_AT_LEAST <= room  # else a replay of it is in vain
         if likely and not self.budget.lenient:
-            base = self._replayed_default(joint, default, kwargs)
+            base = self._replayed_default(default, carrier)
             follow = FOLLOW * sum(base.saved_bytes.values()) if self.budget.shared else 0
             if self.budget.to_come:  # what the others hold and return, and what a loss makes of that
                 follow = max(follow, (self.budget.to_come + 1) * base.handed_bytes)
@@ -192,28 +218,26 @@ class BudgetPartitioner:
                     raise self._infeasible(search, search.schedule.run(search.start), base, self.at_optimizer)
                 return None
 
-        def carry_out(timeline: Timeline, lean: bool) -> Trial:
-            return self._carry_out(joint, search.problem, timeline, kwargs, LEAN if lean else {})
-
-        settings = lean_settings(joint) if generated and compat.lays_out_convolutions() else (False,)
         chooser = Chooser(
-            search, carry_out, room, self.budget.bytes - room, generated=generated, settings=settings,
-            beneath=lambda: beneath(search),
+            search, carry_out, room, self.budget.bytes - room, generated=self.executor == "inductor",
+            settings=settings, beneath=lambda: beneath(search),
         )  # fmt: skip
-        offered = offered_plan(self.budget, search, lambda timeline: carry_out(timeline, settings[0]), room)
-        found = chooser.better(offered) if offered is not None and not self.budget.shared else offered
+        offered = offered_plan(self.budget, search, carry_out, room, brief=self.as_it_stands)
+        if self.as_it_stands and (offered is None or offered.peak > room) and self.budget.shared:
+            raise CannotStandError
+        found = chooser.better(offered) if offered and not (self.budget.shared or self.budget.whole) else offered
         found = found or chooser.best() or chooser.smallest()
-        found = self._offloaded(joint, search, lambda timeline: carry_out(timeline, settings[0]), room, found)
+        found = self._offloaded(joint, search, carry_out, room, found)
+        if self.as_it_stands and found.peak > room:
+            raise CannotStandError
         relief = self.relief() if found.peak > room else 0
         if found.peak > room and (self.budget.lenient or found.peak - relief <= room):
             self.outcome.notes.append("over the budget in the first step: earlier graphs hold less from the next on")
         elif found.peak > room:
-            base = base or self._replayed_default(joint, default, kwargs)  # the search may be wrong about this step
+            base = base or self._replayed_default(default, carrier)  # the search may be wrong about this step
             least = min(found.peak - relief, self._needed(base))
             if least > room or self.at_optimizer > self.budget.bytes:
-                least = max(
-                    least, needed_beside_more(self.budget, search, lambda timeline: carry_out(timeline, settings[0]))
-                )
+                least = max(least, needed_beside_more(self.budget, search, carry_out))
                 floor = self.budget.statics.total + ENGINE_BYTES + least
                 raise self._infeasible(search, found.timeline, found.replay, floor, relief)
             return None
@@ -221,7 +245,7 @@ class BudgetPartitioner:
             raise self._infeasible(search, found.timeline, found.replay, self.at_optimizer)
         alone = base is None and not (self.budget.shared or self.budget.lenient)
         likely = search.unconstrained * found.peak <= room * found.timeline.peak  # after what was replayed
-        if alone and likely and self._needed(self._replayed_default(joint, default, kwargs)) <= room:
+        if alone and likely and self._needed(self._replayed_default(default, carrier)) <= room:
             return None
         above = None if self.budget.shared or found.timeline.offloaded else chooser.unused(found)
         if above is not None:
@@ -235,42 +259,20 @@ class BudgetPartitioner:
         """`found`, or a faster plan with tensors in host memory. Not beside other runs of the step: what they need of
         each other is planned without."""
         alone = not (self.budget.shared or self.budget.again or self.budget.lenient or self.budget.follow)
-        host = host_of(joint, search.problem, self.device()) if alone and self.offloads else None
+        alone = alone and self.offloads and not self.as_it_stands
+        host = host_of(joint, search.problem, self.device()) if alone else None
         if host is None or (found.peak <= room and not found.timeline.recomputed_s):
             return found
         return offloaded(Walk(search, host, self.device().launch_s), carry_out, room, found) or found
 
-    def _replayed_default(self, joint: fx.GraphModule, default: Modules, kwargs: dict[str, Any]) -> StepReplay:
-        self.outcome.replayed = base = self._replay(default, kwargs["num_fwd_outputs"], self.tail)
+    def _replayed_default(self, default: Modules, carrier: Carrier) -> StepReplay:
+        self.outcome.replayed = base = carrier.replay(default, self.runner)
         self._default_peak = base.peak_bytes
         return base
 
     def _needed(self, base: StepReplay) -> int:
         """Bytes above the statics that the step needs with a plan."""
         return max(base.peak_bytes, base.handed_bytes + self.budget.follow if self.budget.follow else 0)
-
-    def _carry_out(
-        self, joint: fx.GraphModule, problem: Problem, timeline: Timeline, kwargs: dict[str, Any],
-        settings: dict[str, Any],
-    ) -> Trial:  # fmt: skip
-        n_outputs = kwargs["num_fwd_outputs"]
-        static = kwargs.get("static_lifetime_input_indices") or ()
-        with uncollected():
-            written, saved = rewrite(joint, problem, timeline, parts.module_of)
-            modules = parts.finish(*parts.extract(written, saved, n_outputs, static))
-            if self.executor != "inductor":
-                redraw.settle(modules[0].graph)
-                modules[0].recompile()
-        replay = self._replay(modules, n_outputs, self.tail, settings=settings, improve=least_peak)
-        return Trial(modules, timeline, replay, self.budget.follow)
-
-    def _replay(self, modules: Modules, n_outputs: int, tail: Tail, **how: Any) -> StepReplay:
-        self.outcome.replays += 1
-        mutated = parts.mutated_inputs(modules[0])
-        return replay_step(
-            *modules, n_outputs=n_outputs, executor=self.executor, tail=behind(tail, modules[1], self.budget),
-            mutated_inputs=mutated, config_patches=self.patches, keep_lowered=True, **how,
-        )  # fmt: skip
 
     # ---- words --------------------------------------------------------------------------------------------------
 

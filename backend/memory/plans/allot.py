@@ -27,6 +27,8 @@ T = TypeVar("T")
 #: What is added between forward and backward, in parts of the peak, to find plans that hold less and less; and the same
 #: for graphs of more than so many operations, whose search takes seconds.
 PRESSURES, PRESSURES_LARGE, LARGE = (0.0, 0.25, 0.5, 0.75, 1.0), (0.0, 1.0), 1000
+#: Part of the usual effort for each of those beside the first.
+UNDER_PRESSURE = 0.25
 #: Plans of one graph that are compared, and for its floor alone; of more, those that lie evenly.
 MOST_PLANS, LEAST_PLANS = 120, 16
 #: Of two graphs with so many pairs of plans, times the bounds, both plans are not exchanged at once; nor for less than
@@ -39,12 +41,10 @@ class Around:
     """What is known of the step around a graph.
 
     Attributes:
-        less: bytes that the peak is less by in what the inner compiler generates.
         released: bytes of outputs that are gone when the loss runs backward.
         given: storages of what callers gave it, parameters aside, and their bytes.
     """
 
-    less: int = 0
     released: int = 0
     given: Mapping[int, int] = field(default_factory=dict)
 
@@ -71,7 +71,7 @@ def choices_of(
         effort: part of the usual effort for those up from it.
     """
     known.problem.tail = tail
-    of = (key_of(known.problem), around.less, around.released, sorted(around.given.items()), waits, brief, effort)
+    of = (key_of(known.problem), around.released, sorted(around.given.items()), waits, brief, effort)
     choices = CHOICES.get(repr(of))
     if choices is None:
         choices = _choices_of(known, tail, around, waits, brief, effort)
@@ -85,13 +85,14 @@ def _choices_of(known: Search, tail: int, around: Around, waits: bool, brief: bo
     found: dict[tuple[int, ...], Choice] = {}
     peak = 0
     for pressure in pressures if waits else pressures[:1]:
+        part = UNDER_PRESSURE if pressure else 1.0
         problem.tail = tail + int(pressure * peak)
         search = known if known.holds else Search(problem, known=SEARCHES)
         peak = peak or search.unconstrained
         schedule = search.schedule
         points = _evenly(search.way.points, most) if brief else search.way.points
         states = [search.state_at(point.moves) for point in points]
-        states += [] if brief else [plan.state for plan in search.refilled(effort)]
+        states += [] if brief else [plan.state for plan in search.refilled(part * effort)]
         outputs = {s: problem.storages[s].bytes for s in problem.forward_outputs}
         base = schedule.run(search.start).recomputed_s
         for state in _evenly(states, most):
@@ -108,8 +109,8 @@ def _choice(
 ) -> Choice:  # fmt: skip
     kept = sum(problem.storages[s].bytes for s in timeline.saved if s not in outputs)
     returns = sum(outputs[s] for s in timeline.saved if s in outputs)
-    held, peak = kept + sum(outputs.values()), int(timeline.backward.max(initial=0)) - around.less
-    forward = int(timeline.forward.max(initial=0)) - around.less
+    held, peak = kept + sum(outputs.values()), int(timeline.backward.max(initial=0))
+    forward = int(timeline.forward.max(initial=0))
     read = {s for i in timeline.steps for s in problem.operations[i].inputs} if around.given else set()
     reads = sum(size for s, size in around.given.items() if s in read)
     later = held - max(0, around.released - returns)

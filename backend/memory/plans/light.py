@@ -8,10 +8,14 @@ from optpass.passes.memory.search.schedule import State, Timeline
 from optpass.passes.memory.search.search import Search
 
 
-def lightest(search: Search, room: int) -> Timeline | None:
-    """Of the plans that fit `room` as the search counts them, the one that holds least; None where none does."""
-    fitting = [one for one in choices_of(search, search.problem.tail) if max(one.peak, one.forward) <= room]
-    chosen = min(fitting, key=lambda choice: (choice.held, choice.peak, choice.seconds), default=None)
+def lightest(search: Search, room: int, *, brief: bool = False) -> Timeline | None:
+    """Of the plans that fit `room` as the search counts them, the one that holds least; None where none does. `brief`:
+    it is not to last, so that those on the search's way down do, where one of them fits."""
+    chosen: Choice | None = None
+    for few in (True, False) if brief else (False,):
+        found = choices_of(search, search.problem.tail, brief=few) if chosen is None else []
+        fitting = [one for one in found if max(one.peak, one.forward) <= room]
+        chosen = min(fitting, key=lambda choice: (choice.held, choice.peak, choice.seconds), default=chosen)
     return None if chosen is None or chosen.state is None else search.schedule.run(State.thawed(chosen.state))
 
 

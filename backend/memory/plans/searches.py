@@ -29,12 +29,12 @@ def beneath(search: Search) -> Iterator[Timeline]:
             yield search.schedule.run(found[0])
 
 
-def least_held(search: Search) -> Timeline:
-    """The plan that holds least between forward and backward."""
+def least_held(search: Search, *, brief: bool = False) -> Timeline:
+    """The plan that holds least between forward and backward; `brief`: it is not to last, and is not made faster."""
     problem, tail = search.problem, search.problem.tail
     problem.tail = tail + search.unconstrained
     lean = Search(problem, known=SEARCHES)
-    found = lean.at_most(lean.floor)
+    found = lean.on_the_way(lean.floor) if brief else lean.at_most(lean.floor)
     assert found is not None  # the floor is one of its plans
     problem.tail = tail
     return search.schedule.run(found[0])

@@ -44,6 +44,7 @@ class Steps(Now):
     def __init__(self, settle: Callable[[list[Leaf], list[Leaf]], None]) -> None:
         super().__init__()
         self._settle, self._gone = settle, 0
+        self.begun = 0  #: steps
         self._asked: weakref.WeakSet[Callable[[], int]] = weakref.WeakSet()
         self._known: dict[int, Held] = {}
 
@@ -87,6 +88,7 @@ class Steps(Now):
             fresh = any(leaf.news or leaf.graded is not None for step in steps for leaf in step)
             earlier = self._chains.earlier_parts() if fresh else []
             self._chains.begin(origin)
+            self.begun += 1
         updated.look(next(iter(steps), []))
         for i, step in enumerate(steps):
             around = [leaf for leaf in earlier if leaf not in step]

@@ -20,6 +20,7 @@ class Share:
         at_optimizer: peak while the optimizer steps.
         optimizer: its name.
         state: of the search, that was chosen; with the number of operations of its graph.
+        whole: it was chosen beside those of other graphs, and was replayed: one that fits is not made better by itself.
         optional: the plan in force fits, too, and stays where none can be had for this.
     """
 
@@ -29,4 +30,5 @@ class Share:
     at_optimizer: int = 0
     optimizer: str = "none"
     state: tuple[int, FrozenState] | None = None
+    whole: bool = False
     optional: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from optpass.backend.memory.budget import ENGINE_BYTES
@@ -15,6 +15,7 @@ from optpass.backend.memory.replay.tail import Tail
 from optpass.backend.memory.seen.leaves import Leaf
 from optpass.backend.memory.seen.situation import Beside
 from optpass.passes.memory.problem import Problem
+from optpass.passes.memory.search.known import graph_key_of
 from optpass.passes.memory.storage import nbytes
 
 #: Labels of a replay's moments between forward and backward, which a loss that was seen replaces; and of the next one.
@@ -54,16 +55,32 @@ def present_of(leaf: Leaf) -> Choice:
         return Choice(0, leaf.held, seconds)
     if not leaf.seen:
         return Choice(outcome.replayed.peak_bytes, max(leaf.held, 0), seconds)
-    handed, lent = outcome.replayed.handed_bytes, leaf.kept_outputs if leaf.keeps_outputs else 0
+    return _of_replay(leaf, outcome.replayed, leaf.partitioner.tail, max(leaf.held, 0), seconds)
+
+
+def _of_replay(leaf: Leaf, replayed: StepReplay, tail: Tail, held: int, seconds: float) -> Choice:
+    """A plan that was replayed with `tail`, beside the loss as it was seen."""
+    handed, lent = replayed.handed_bytes, leaf.kept_outputs if leaf.keeps_outputs else 0
     # Outputs that are saved, too, do not go when the caller lets go of them.
-    released = min(leaf.outputs, max(0, handed - sum(outcome.replayed.saved_bytes.values())))
+    released = min(leaf.outputs, max(0, handed - sum(replayed.saved_bytes.values())))
     handed = leaf.outputs if leaf.again else handed
     released = min(released, sum(leaf.loss.gone)) if leaf.loss.reads_outputs else released
     later = handed - max(0, released - lent)
-    forward, backward = _own_peaks(outcome.replayed, lent, retained=leaf.keeps_graph is not False)
-    if not leaf.partitioner.tail.holds_outputs and not leaf.again:  # it was planned as if the caller let go of them
+    forward, backward = _own_peaks(replayed, lent, retained=leaf.keeps_graph is not False)
+    if not tail.holds_outputs and not leaf.again:  # it was planned as if the caller let go of them
         backward += lent
-    return Choice(backward, max(leaf.held, 0), seconds, handed, later, forward)
+    return Choice(backward, held, seconds, handed, later, forward)
+
+
+def replayed_choice(leaf: Leaf, counted: Choice) -> tuple[Choice, StepReplay] | None:
+    """A plan as `choices_for` has it, with the figures of its replay, and that; None where it cannot be replayed."""
+    carrier = leaf.partitioner.carrier
+    replayed = None if carrier is None or counted.state is None else carrier.replayed(counted.state)
+    if replayed is None:
+        return None
+    held = counted.held if leaf.again else replayed.handed_bytes
+    found = _of_replay(leaf, replayed, leaf.partitioner.tail, held, counted.seconds)
+    return replace(found, reads=counted.reads, returns=counted.returns, state=counted.state), replayed
 
 
 def _own_peaks(replayed: StepReplay, lent: int, *, retained: bool) -> tuple[int, int]:
@@ -106,12 +123,24 @@ def choices_for(leaf: Leaf, *, waits: bool, handed_on: bool, brief: bool, effort
         between, problem.outputs_held = tail.beside(tangents, outputs), tail.holds_outputs
         problem.kept, problem.saved_held = tail.kept_bytes, tail.retains
         released = tail.released(outputs)
-    less = max(0, partitioner.counted - replayed.peak_bytes) if partitioner.executor == "inductor" else 0
-    around = Around(less, released, _given(leaf, problem) if handed_on else {})
+    less = max(0, partitioner.counted - replayed.peak_bytes) if partitioner.runner == "inductor" else 0
+    around = Around(released, _given(leaf, problem) if handed_on else {})
     choices = choices_of(search, between, around, waits=waits and not leaf.again, brief=brief, effort=effort)
+    if less:  # in what Inductor generates, as far as it is known of the plan in force
+        choices = [replace(one, peak=one.peak - less, forward=one.forward - less) for one in choices]
     if leaf.again:
         choices = [replace(one, held=leaf.held, handed=leaf.outputs, later=leaf.outputs) for one in choices]
     return choices
+
+
+def equal_among(leaves: Sequence[Leaf]) -> list[list[int]]:
+    """Groups of indices of graphs that are equal and that the inner compiler would compile once."""
+    groups: dict[str, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        search = leaf.partitioner.search
+        if search is not None and leaf.partitioner.executor == "inductor":
+            groups.setdefault(graph_key_of(search.problem), []).append(i)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def _given(leaf: Leaf, problem: Problem) -> dict[int, int]:

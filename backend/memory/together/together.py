@@ -18,6 +18,7 @@ from optpass.backend.memory.budget import ENGINE_BYTES
 from optpass.backend.memory.filing import predict_anew
 from optpass.backend.memory.optimizing import Optimizing
 from optpass.backend.memory.partition.outcome import SAFE
+from optpass.backend.memory.plans.alike import made_alike
 from optpass.backend.memory.plans.allot import above, choices_of, least, select
 from optpass.backend.memory.plans.bounds import Bound, Choice, beside, excess, total
 from optpass.backend.memory.seen.leaves import Leaf
@@ -26,7 +27,8 @@ from optpass.backend.memory.seen.runs import Steps
 from optpass.backend.memory.seen.share import Share
 from optpass.backend.memory.seen.stores import Stores
 from optpass.backend.memory.together import words
-from optpass.backend.memory.together.figures import bounds_of, choices_for, present_of
+from optpass.backend.memory.together.figures import bounds_of, choices_for, equal_among, present_of
+from optpass.backend.memory.together.replayed import chosen_by_replays
 from optpass.passes.memory.optimizers.search import states_of
 from optpass.passes.memory.plan import Ledger
 
@@ -37,7 +39,7 @@ GENERATIONS = 3
 #: Plans that compute something again are left as they are where the step uses this part of the budget.
 USED = 0.95
 #: Graphs that the usual effort is made for each of; what more of them take is as much together.
-FEW = 2
+FEW = 1
 
 
 @dataclass
@@ -94,10 +96,14 @@ def settle(leaves: Sequence[Leaf], beside: Sequence[Leaf] = ()) -> None:
     again = any(choice.seconds > 0 for choice in step.present)
     used = max((total(step.present, b) / b.limit for b in step.bounds), default=1.0)
     used = 0.0 if any(leaf.partitioner.budget.apart is not None for leaf in ran) else used  # for what is known now
-    if not step.bounds or (worst <= 0 and (used >= USED or not again)) or (worst > 0 and final):
+    enough = (used >= USED or not again) and not any(leaf.partitioner.as_it_stands for leaf in ran)
+    if not step.bounds or (worst <= 0 and enough) or (worst > 0 and final):
         return
     choices, runs = _choices(step), [leaf.runs for leaf in step.leaves]
-    chosen, over = _chosen(step, choices, runs)
+    equal = equal_among(step.leaves)
+    chosen, over, choices = chosen_by_replays(
+        step.leaves, choices, lambda found: _chosen(step, found, runs, equal), lambda plans: _use_it(step, plans)
+    )
     last = [leaf.loss for leaf in step.leaves if not leaf.again and leaf.loss.between[1] == inf]  # else between graphs
     if over > sum(loss.forward_bytes + loss.backward_bytes for loss in last):
         raise words.infeasible(step, chosen, over)
@@ -107,7 +113,9 @@ def settle(leaves: Sequence[Leaf], beside: Sequence[Leaf] = ()) -> None:
         words.next_plan(step, above(chosen, choices, runs, step.bounds))
 
 
-def _chosen(step: Step, choices: Sequence[Sequence[Choice]], runs: Sequence[int]) -> tuple[list[Choice], int]:
+def _chosen(
+    step: Step, choices: Sequence[Sequence[Choice]], runs: Sequence[int], equal: Sequence[Sequence[int]]
+) -> tuple[list[Choice], int]:
     """A plan for each graph, and by how many bytes they are over. A run that waits for its backward holds what it does:
     those that come in this step, as a GAN's critic behind its own backward, are to fit beside that."""
     waiting = set(STEPS.waiting())
@@ -117,15 +125,25 @@ def _chosen(step: Step, choices: Sequence[Sequence[Choice]], runs: Sequence[int]
         if (over := excess(chosen, step.bounds)) <= 0:
             return chosen, over
     chosen = select(choices, runs, step.bounds)
+    plans = [leaf.partitioner.outcome.plan for leaf in step.leaves]
+    seconds = sum(plan.step_seconds * times for plan, times in zip(plans, runs, strict=True) if plan is not None)
+    chosen = made_alike(chosen, choices, equal, runs, step.bounds, seconds)
     return chosen, excess(chosen, step.bounds)
+
+
+def _use_it(step: Step, plans: Sequence[Choice]) -> bool:
+    """Whether `plans` fit, and use the budget."""
+    used = max((total(plans, bound) / bound.limit for bound in step.bounds), default=1.0)
+    return excess(plans, step.bounds) <= 0 and used >= USED
 
 
 def _share_out(step: Step, chosen: Sequence[Choice], worst: int, over: int) -> None:
     """Give each graph what it may use for the plan chosen for it, unless that in force is as good."""
     words.planned_together(step, chosen, worst, over)
     for i, leaf in enumerate(step.leaves):
-        if not _does(step, i, chosen):
-            leaf.share = replace(_share(step, i, chosen), optional=_fits(step, i, chosen))
+        stands = leaf.partitioner.as_it_stands
+        if stands or not _does(step, i, chosen):
+            leaf.share = replace(_share(step, i, chosen), optional=not stands and _fits(step, i, chosen))
             _plan_always(leaf)
 
 
@@ -264,7 +282,8 @@ def _share(step: Step, index: int, chosen: Sequence[Choice]) -> Share:
     state = None if search is None or frozen is None else (len(search.problem.operations), frozen)
     tail = leaf.tail(since_loss=since, loss=at_peak.loss)
     apart = max(step.at_optimizer, step.ahead)
-    return Share(statics, tail, 0 if leaf.again else follow, apart, step.optimizer, state)
+    whole = leaf.partitioner.executor == "inductor" and len(step.leaves) > 1
+    return Share(statics, tail, 0 if leaf.again else follow, apart, step.optimizer, state, whole)
 
 
 def _waits(step: Step, index: int) -> bool:

@@ -147,7 +147,7 @@ class Search:
 
     def at_most(self, peak: int) -> tuple[State, Timeline] | None:
         """The fastest plan found whose peak is at most `peak`; None where there is none."""
-        found = self._first_on_the_way(peak)
+        found = self.on_the_way(peak)
         other = fastest(self.refilled(), peak)
         if other is None:
             return found
@@ -193,7 +193,7 @@ class Search:
                 found.append((int(timeline.peak), timeline.recomputed_s - self._base_s))
         return found
 
-    def _first_on_the_way(self, peak: int) -> tuple[State, Timeline] | None:
+    def on_the_way(self, peak: int) -> tuple[State, Timeline] | None:
         """The first state on the way whose peak is at most `peak`; None below the floor."""
         previous = 0
         for point in self.way.points:

@@ -11,7 +11,7 @@ from torch import nn
 import optpass
 import optpass.models as models
 from optpass.backend.memory.partition import partitioner as partition
-from optpass.backend.memory.partition.partitioner import BudgetPartitioner
+from optpass.backend.memory.partition.carrier import Carrier
 from optpass.errors import BudgetInfeasibleError
 
 #: Sizes at which activations are most of a step, and a step still takes milliseconds.
@@ -169,12 +169,12 @@ def test_where_the_search_counts_too_much_the_default_plan_is_looked_at_before_a
         (site,) = optpass.report().declined("memory budget")  # nothing is computed again
         return int(site.cost["predicted_peak_bytes"])
 
-    carry_out, default = BudgetPartitioner._carry_out, needed(10**9)
+    carry_out, default = Carrier.carry_out, needed(10**9)
 
     def larger(self, *args):
         return replace(carry_out(self, *args), follow=10**9)
 
-    monkeypatch.setattr(BudgetPartitioner, "_carry_out", larger)
+    monkeypatch.setattr(Carrier, "carry_out", larger)
     monkeypatch.setattr(partition, "REPLAYED_AT_LEAST", 10.0)  # at first, a replay of the default plan seems in vain
     model.zero_grad()
     assert needed(default) == default

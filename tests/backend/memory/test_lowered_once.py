@@ -17,7 +17,7 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from optpass.backend.compat import cache_counters
 from optpass.backend.compat.memory import indices_kept
-from optpass.backend.memory.partition import partitioner as partition
+from optpass.backend.memory.partition import carrier
 from optpass.errors import BudgetInfeasibleError
 
 
@@ -27,7 +27,7 @@ from optpass.errors import BudgetInfeasibleError
 def test_inductor_goes_on_from_the_replay(monkeypatch: pytest.MonkeyPatch, binds: bool) -> None:
     replays: list[int] = []
     generated: list[GraphLowering] = []
-    replay, codegen = partition.replay_step, GraphLowering.codegen
+    replay, codegen = carrier.replay_step, GraphLowering.codegen
 
     def replayed(*args: Any, **kwargs: Any) -> Any:
         found = replay(*args, **kwargs)
@@ -38,7 +38,7 @@ def test_inductor_goes_on_from_the_replay(monkeypatch: pytest.MonkeyPatch, binds
         generated.append(graph)
         return codegen(graph)
 
-    monkeypatch.setattr(partition, "replay_step", replayed)
+    monkeypatch.setattr(carrier, "replay_step", replayed)
     monkeypatch.setattr(GraphLowering, "codegen", counted)
     torch.manual_seed(0)
     net = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(32, 32), nn.GELU())))
@@ -98,7 +98,7 @@ def test_equal_graphs_are_compiled_once(tmp_path: Path, monkeypatch: pytest.Monk
 def test_an_index_is_looked_into_once_for_all_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     small = sizevars.stride_at_vec_range
     found: list[tuple[int, int]] = []
-    replay = partition.replay_step
+    replay = carrier.replay_step
 
     def replayed(*args: Any, **kwargs: Any) -> Any:
         before = cpp.stride_at_vec_range.cache_info().misses
@@ -107,7 +107,7 @@ def test_an_index_is_looked_into_once_for_all_plans(monkeypatch: pytest.MonkeyPa
         found.append((after.misses - before, after.currsize))
         return result
 
-    monkeypatch.setattr(partition, "replay_step", replayed)
+    monkeypatch.setattr(carrier, "replay_step", replayed)
     net = nn.Sequential(*(layer for _ in range(2) for layer in (nn.Linear(32, 32), nn.GELU(), nn.LayerNorm(32))))
     x = torch.randn(256, 32)
     options = {"memory_budget": 1, "optimizer": "none"}
