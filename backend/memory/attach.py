@@ -83,10 +83,10 @@ def partitioner_of(
     partitioner = BudgetPartitioner(budget, device, "inductor" if inner == "inductor" else "graph")
     partitioner.relief, partitioner.offloads = relief, options.offload == "auto"
     partitioner.follows = more
-    waiting = STEPS.waiting()
-    several = more or bool(waiting)
+    waiting = [leaf.partitioner.as_it_stands for leaf in STEPS.waiting()]
+    several = (more or bool(waiting)) and all(waiting)
     partitioner.may_stand = new and several and inner == "inductor" and not compat.keeps_compiled_whole()
-    partitioner.needs_others = any(leaf.partitioner.as_it_stands for leaf in waiting)
+    partitioner.others_stand = bool(waiting)
     if share is None and not getattr(reason, "all_train", False):
 
         def if_nothing_else_trains(ungraded: Collection[int]) -> Budget:

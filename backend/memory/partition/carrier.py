@@ -34,6 +34,7 @@ class Carrier:
     Attributes:
         joint: the graph.
         search: its plans.
+        fused: these are counted as what is generated for fused kernels.
         executor: who will run what the partitioner makes of it, in the end.
         budget: of it.
         tail: what happens between its halves.
@@ -44,6 +45,7 @@ class Carrier:
 
     joint: fx.GraphModule
     search: Search
+    fused: bool
     executor: Executor
     budget: Budget
     tail: Tail

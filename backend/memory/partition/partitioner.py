@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -85,7 +85,7 @@ class BudgetPartitioner:
         self.if_nothing_else_trains: Callable[[Collection[int]], Budget] | None = None
         self.follows = False  #: the graph ends in a graph break
         self.may_stand = False  #: it is planned anew in the next step, and may run as it stands in this one
-        self.needs_others = False  #: others that run as they stand wait for it
+        self.others_stand = False  #: others that run as they stand wait for it
         self.as_it_stands = False  #: it does
         self.ungraded: tuple[int, ...] = ()  #: positions of those; none where the caches answered
         self.sizes: list[Any] | None = None  #: symbolic sizes of the graph's tensors; None where the caches answered
@@ -151,21 +151,26 @@ class BudgetPartitioner:
     def _planned(self, joint: fx.GraphModule, default: Modules, tail: Tail, kwargs: dict[str, Any]) -> Modules:
         """The graph split with `tail` between its halves."""
         self.tail, self._default_peak, self.at_optimizer = tail, None, self.budget.at_optimizer
-        problem = problem_of(
-            joint, default, kwargs["num_fwd_outputs"], self.device, fused=self.executor == "inductor", tail=tail,
-            follow=self.budget.follow,
-        )  # fmt: skip
+
+        def carrier_of(*, fused: bool) -> Carrier:
+            problem = problem_of(
+                joint, default, kwargs["num_fwd_outputs"], self.device, fused=fused, tail=tail,
+                follow=self.budget.follow,
+            )  # fmt: skip
+            search, count = Search(problem, known=SEARCHES), self.outcome.count_replay
+            return Carrier(joint, search, fused, self.executor, self.budget, tail, self.patches, kwargs, count)
+
+        self.carrier = carrier = carrier_of(fused=self.executor == "inductor")
+        self.search, problem = carrier.search, carrier.search.problem
         if tail.holds_outputs and not self.budget.settled:
             sizes = [problem.storages[s].bytes for s in problem.forward_outputs]
             self.at_optimizer += sum(size for size in sizes if size > ENGINE_BYTES // 4)  # numbers are an optimizer's
         self.at_optimizer = max(self.at_optimizer, self.budget.ahead)
         room = self.budget.bytes - self.budget.statics.total - ENGINE_BYTES
-        self.search = search = Search(problem, known=SEARCHES)
-        self.carrier = Carrier(
-            joint, search, self.executor, self.budget, tail, self.patches, kwargs, self.outcome.count_replay
-        )
         with indices_kept() if self.executor == "inductor" else contextlib.nullcontext():
-            chosen = self._standing(joint, default, self.carrier, room)
+            ways = (lambda: carrier, lambda: carrier_of(fused=False)) if self.may_stand else ()
+            standing = self._standing(default, ways if can_stand(joint.graph) else (), room)
+            chosen, search = standing or (self._choose(default, carrier, room), carrier.search)
         self._file(search, chosen)
         modules = default if chosen is None else chosen.modules
         if self.runner != "inductor":  # what that returns is none
@@ -183,22 +188,28 @@ class BudgetPartitioner:
 
     # ---- the plan -----------------------------------------------------------------------------------------------
 
-    def _standing(self, joint: fx.GraphModule, default: Modules, carrier: Carrier, room: int) -> Trial | None:
-        """As `_choose`, for a graph that runs as it stands if it may: where it fits so, and is to be planned anew."""
-        if not (self.may_stand and can_stand(joint.graph)):
-            return self._choose(joint, default, carrier, room)
-        notes, self.as_it_stands = list(self.outcome.notes), True
-        try:
-            chosen = self._choose(joint, default, carrier, room)
-            if chosen is not None or self.needs_others:
-                self.outcome.notes.append(STANDS)
-                return chosen
-        except Exception:  # what is generated may fit, and may run
-            log.debug("a graph cannot run as it stands", exc_info=True)
-        self.as_it_stands, self._default_peak, self.outcome.notes = False, None, notes
-        return self._choose(joint, default, carrier, room)
+    def _standing(
+        self, default: Modules, carriers: Iterable[Callable[[], Carrier]], room: int
+    ) -> tuple[Trial | None, Search] | None:
+        """As `_choose`, with the search, for a graph that runs as it stands, where it fits so and is to be planned
+        anew; else None. Plans are those of the first of the `carriers` that has one: those for fused kernels are needed
+        later, too, and what they need without any is replayed at once."""
+        notes, stands = list(self.outcome.notes), True
+        for carrier_of in carriers:
+            self.as_it_stands = True
+            try:
+                chosen = self._choose(default, carrier := carrier_of(), room)
+                if stands := chosen is not None or self.others_stand:
+                    self.outcome.notes.append(STANDS)
+                    return chosen, carrier.search
+            except Exception:  # what is generated may fit, and may run
+                log.debug("a graph cannot run as it stands", exc_info=True)
+            self.as_it_stands, self._default_peak, self.outcome.notes = False, None, list(notes)
+            if not stands:
+                break
+        return None
 
-    def _choose(self, joint: fx.GraphModule, default: Modules, carrier: Carrier, room: int) -> Trial | None:
+    def _choose(self, default: Modules, carrier: Carrier, room: int) -> Trial | None:
         """The fastest plan found whose replay fits `room`; None for the default one."""
         search, settings = carrier.search, carrier.settings()
 
@@ -219,7 +230,7 @@ class BudgetPartitioner:
                 return None
 
         chooser = Chooser(
-            search, carry_out, room, self.budget.bytes - room, generated=self.executor == "inductor",
+            search, carry_out, room, self.budget.bytes - room, generated=carrier.fused,
             settings=settings, beneath=lambda: beneath(search),
         )  # fmt: skip
         offered = offered_plan(self.budget, search, carry_out, room, brief=self.as_it_stands)
@@ -227,7 +238,7 @@ class BudgetPartitioner:
             raise CannotStandError
         found = chooser.better(offered) if offered and not (self.budget.shared or self.budget.whole) else offered
         found = found or chooser.best() or chooser.smallest()
-        found = self._offloaded(joint, search, carry_out, room, found)
+        found = self._offloaded(carrier, carry_out, room, found)
         if self.as_it_stands and found.peak > room:
             raise CannotStandError
         relief = self.relief() if found.peak > room else 0
@@ -253,17 +264,15 @@ class BudgetPartitioner:
             self.outcome.notes.append(f"{NEXT} {needed}")
         return found
 
-    def _offloaded(
-        self, joint: fx.GraphModule, search: Search, carry_out: Callable[[Timeline], Trial], room: int, found: Trial
-    ) -> Trial:
+    def _offloaded(self, carrier: Carrier, carry_out: Callable[[Timeline], Trial], room: int, found: Trial) -> Trial:
         """`found`, or a faster plan with tensors in host memory. Not beside other runs of the step: what they need of
         each other is planned without."""
         alone = not (self.budget.shared or self.budget.again or self.budget.lenient or self.budget.follow)
         alone = alone and self.offloads and not self.as_it_stands
-        host = host_of(joint, search.problem, self.device()) if alone else None
+        host = host_of(carrier.joint, carrier.search.problem, self.device()) if alone else None
         if host is None or (found.peak <= room and not found.timeline.recomputed_s):
             return found
-        return offloaded(Walk(search, host, self.device().launch_s), carry_out, room, found) or found
+        return offloaded(Walk(carrier.search, host, self.device().launch_s), carry_out, room, found) or found
 
     def _replayed_default(self, default: Modules, carrier: Carrier) -> StepReplay:
         self.outcome.replayed = base = carrier.replay(default, self.runner)
