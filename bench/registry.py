@@ -23,6 +23,7 @@ MODULES: Mapping[str, str] = {
     "compile_time": "optpass.bench.compile_time",
     "fusion_bytes": "optpass.bench.fusion_bytes",
     "memory": "optpass.bench.memory",
+    "memory_graphs": "optpass.bench.memory_graphs",
     "memory_models": "optpass.bench.memory_models",
     "roofline": "optpass.bench.roofline",
 }
