@@ -85,6 +85,8 @@ class Carrier:
             try:
                 timeline = self.search.schedule.run(State.thawed(state))
                 return self.carry_out(timeline, self.settings()[0], self.executor).replay
-            except Exception:  # the lowering is the inner compiler's; without it, the count is what is known
-                log.debug("a plan could not be replayed after its graph was compiled", exc_info=True)
+            except Exception as error:  # the lowering is the inner compiler's; without it, what is counted is known
+                said = f"{type(error).__name__}: {next(iter(str(error).splitlines()), 'no message')}"
+                debug = log.isEnabledFor(logging.DEBUG)
+                log.warning("memory budget: a plan is taken as it is counted, not replayed: %s", said, exc_info=debug)
                 return None

@@ -35,7 +35,7 @@ from optpass.backend.memory.partition.offered import needed_beside_more, offered
 from optpass.backend.memory.partition.offloading import Walk, host_of, offloaded
 from optpass.backend.memory.partition.outcome import Outcome, plan_of
 from optpass.backend.memory.partition.refusal import refusal
-from optpass.backend.memory.partition.standing import STANDS, CannotStandError, can_stand
+from optpass.backend.memory.partition.standing import CANNOT_STAND, STANDS, CannotStandError, can_stand
 from optpass.backend.memory.partition.unbounded import refused_where_unbounded
 from optpass.backend.memory.plans.searches import SEARCHES, beneath
 from optpass.backend.memory.replay.replay import Executor, StepReplay
@@ -202,8 +202,13 @@ class BudgetPartitioner:
                 if stands := chosen is not None or self.others_stand:
                     self.outcome.notes.append(STANDS)
                     return chosen, carrier.search
-            except Exception:  # what is generated may fit, and may run
-                log.debug("a graph cannot run as it stands", exc_info=True)
+            except (CannotStandError, BudgetInfeasibleError):
+                log.debug("a graph does not fit as it stands")
+            except Exception as error:  # its replay ran into something that is no error of what is generated
+                said = f"{CANNOT_STAND}: {type(error).__name__}: {next(iter(str(error).splitlines()), 'no message')}"
+                log.warning("memory budget: %s", said, exc_info=log.isEnabledFor(logging.DEBUG))
+                notes.append(said)
+                stands = False
             self.as_it_stands, self._default_peak, self.outcome.notes = False, None, list(notes)
             if not stands:
                 break

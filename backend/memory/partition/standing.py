@@ -16,6 +16,8 @@ from optpass.backend.compat.memory_drawn import is_drawn_alike
 
 #: How the report says so.
 STANDS = "runs its operations one by one in the first step; compiled once that has shown what runs beside it"
+#: How a note begins where that ended in an error.
+CANNOT_STAND = "compiled for the first step already, as its operations cannot be run one by one"
 #: How the names of operators begin that stand for what Inductor generates, and do something else by themselves.
 _OF_INDUCTOR = "inductor_"
 

@@ -17,7 +17,7 @@ from torch._inductor.graph import GraphLowering
 import optpass
 from optpass.backend.compat.memory_drawn import draw_as_generated
 from optpass.backend.memory.measure import step_peak
-from optpass.backend.memory.partition.standing import STANDS, can_stand
+from optpass.backend.memory.partition.standing import CANNOT_STAND, STANDS, can_stand
 from optpass.backend.memory.together.together import STEPS
 
 ATEN = torch.ops.aten
@@ -142,7 +142,7 @@ def test_what_never_runs_backward_is_compiled_in_the_next_step(trained: Callable
 
 @pytest.mark.slow
 @pytest.mark.by_turns
-def test_what_does_not_fit_as_it_stands_is_compiled_at_once(
+def test_what_cannot_be_run_as_it_stands_is_compiled_at_once_and_says_why(
     trained: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, _, free, _ = trained(10**9, n=2)
@@ -153,6 +153,18 @@ def test_what_does_not_fit_as_it_stands_is_compiled_at_once(
     _, _, _, generated = trained(int(0.75 * free[-1]), n=1)
     assert generated[0] > 0
     assert STANDS not in said()
+    assert f"{CANNOT_STAND}: TypeError" in said()
+
+
+@pytest.mark.slow
+@pytest.mark.by_turns
+def test_what_does_not_fit_as_it_stands_is_compiled_at_once(trained: Callable[..., Any]) -> None:
+    """What is generated for the same plans needs less: of the graphs of a step, from the first on that does not fit."""
+    _, _, free, _ = trained(10**9, dropout=0.3, n=2)
+    _, _, peaks, generated = trained(budget := int(0.75 * free[-1]), dropout=0.3, n=1)
+    assert generated[0] > 0
+    assert max(peaks) <= budget
+    assert CANNOT_STAND not in said()
 
 
 @pytest.mark.parametrize(
