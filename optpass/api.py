@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optpass.arguments import check_types, settings_of
 from optpass.errors import ConfigError, TraceError
 from optpass.naming import given
 from optpass.reporting.model import Analysis, Report
@@ -34,7 +35,7 @@ def analyze(
     kwargs: Mapping[str, Any] | None = None,
     name: str | None = None,
     size: str | None = None,
-    sets: Mapping[str, str] | None = None,
+    sets: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Analysis:
     """The roofline of every op of a model, before and after fusion. Nothing is compiled, run or allocated.
@@ -58,16 +59,18 @@ def analyze(
         progress: told what is being done.
 
     Raises:
-        ConfigError: an unknown device, dtype or target, or a lazy module that was never called.
+        ConfigError: an unknown device, dtype or target, an argument of another type, or a lazy module that was never
+            called.
         TraceError: the model raises, or cannot be captured; says what, and on which line.
     """
+    check_types(loss=loss, kwargs=kwargs, name=name, size=size, sets=sets, progress=progress)
     tell = progress or (lambda fraction, text: None)
     spec = named_device(device)
     if isinstance(model, str):
         if args or kwargs:
             raise ConfigError(f"analyze({model!r}): a target brings its own inputs; pass settings with sets={{...}}")
         tell(None, "building the model")
-        target = load(model, sets=sets, dtype=_text(dtype), size=size, train=train)
+        target = load(model, sets=settings_of(sets), dtype=_text(dtype), size=size, train=train)
     else:
         if sets or size is not None:
             raise ConfigError("analyze: size and sets belong to a target given by name, not to a model object")

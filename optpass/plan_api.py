@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from optpass import api
+from optpass.arguments import check_types, settings_of
 from optpass.errors import ConfigError, sizes_of
 from optpass.naming import given
 from optpass.options import ARGUMENT, Options, resolve
@@ -36,7 +37,7 @@ def plan(
     shard: str | None = None,
     name: str | None = None,
     size: str | None = None,
-    sets: Mapping[str, str] | None = None,
+    sets: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | Options | None = None,
     progress: Progress | None = None,
 ) -> PlanReport:
@@ -64,20 +65,22 @@ def plan(
         progress: told what is being done.
 
     Raises:
-        ConfigError: an unknown device, dtype, optimizer, option or target; a budget that the device cannot have.
+        ConfigError: an unknown device, dtype, optimizer, option or target; an argument of another type; a budget that
+            the device cannot have.
         TraceError: the model raises, cannot be captured, or has no backward.
         BudgetInfeasibleError: no plan fits; says what is largest and what would help.
     """
     from optpass.planning.plan import plan_step
     from optpass.planning.shard import Shard
 
+    check_types(loss=loss, kwargs=kwargs, name=name, size=size, sets=sets, progress=progress)
     tell = progress or (lambda fraction, text: None)
     resolved = resolved_options(options, memory_budget=memory_budget, optimizer=optimizer, device=device)
     if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
         raise ConfigError(f"{given('accumulation', accumulation)}: write a number of micro-batches of at least 1")
     number, divided = checked_batch(batch), None if shard is None else Shard.parse(shard)
     check_names(resolved)
-    source = _Source(model, args, kwargs, loss, dtype, name, size, dict(sets or {}))
+    source = _Source(model, args, kwargs, loss, dtype, name, size, settings_of(sets))
     spec = api.named_device(resolved.device) or api.present_device(source.device_target(), tell)
     found, notes = _found(model, resolved)
     request = Request(

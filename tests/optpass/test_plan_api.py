@@ -46,3 +46,26 @@ def test_what_cannot_be_a_model_is_told_by_the_function_that_was_called(verb: st
         run(torch.nn.LazyLinear(3), torch.randn(5, 16))
     with pytest.raises(ConfigError, match=r"^device=device\(type='cpu'\)"):
         run(torch.nn.Linear(16, 16), torch.randn(5, 16), device=torch.device("cpu"))
+
+
+WRONG_TYPES = [
+    ({"kwargs": 3}, "kwargs=3: write a dict of keyword inputs"),
+    ({"kwargs": {1: 2}}, "kwargs={1: 2}: write a dict of keyword inputs"),
+    ({"name": 3}, "name=3: write a text"),
+    ({"loss": "mse"}, "loss='mse': write a function that takes the model's output"),
+    ({"progress": True}, "progress=True: write a function"),
+    ({"sets": "seq=3"}, "sets='seq=3': write a dict of settings"),
+    ({"size": 8}, "size=8: write the name of a size"),
+]
+
+
+@pytest.mark.parametrize("verb", ["plan", "analyze"])
+@pytest.mark.parametrize(("given", "said"), WRONG_TYPES, ids=[str(given) for given, _ in WRONG_TYPES])
+def test_arguments_of_another_type_are_told_in_a_line(verb: str, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        getattr(optpass, verb)(torch.nn.Linear(16, 16), torch.randn(5, 16), **given)
+    assert str(caught.value).startswith(said)
+
+
+def test_settings_of_a_target_need_not_be_text() -> None:
+    assert optpass.plan("mlp:tiny", sets={"batch": 4}, device="h200").batch.size == 4
