@@ -131,8 +131,7 @@ class Steps(Now):
             run = Run(
                 leaf, weakref.ref(node), released, given, made, Stores(saved),
                 [weakref.ref(p) for p in parameters], leaves_of(tensors, parameters),
-                shapes_of(args, leaf.parameters) if looked_at or released is None else (),
-                looked_at or released is None, self._gone, made=made.sizes(),
+                shapes_of(args, leaf.parameters) if looked_at else (), looked_at, self._gone, made=made.sizes(),
             )  # fmt: skip
             if run.looked_at:
                 run.watch_outputs()
@@ -161,6 +160,8 @@ class Steps(Now):
         begins = self._backward if run.looked_at else self._names
         if run.looked_at or leaf.runs <= LOOKS_AT_NAMES:  # a hook is not to stay
             node.register_prehook(untraced(lambda *_: begins(run)))
+        elif released is None:  # else nobody would tell when it is over
+            node.register_prehook(untraced(lambda *_: self._over(run)))
         return True
 
     def _looks_at(self, leaf: Leaf, parameters: Sequence[torch.Tensor]) -> bool:
@@ -247,3 +248,15 @@ class Steps(Now):
         with self._lock:
             around = autograd.running_backward(), self._live, self._lent
             note_names(run, *around, self._chains.returned(), self._chains.under_way())
+            if run.released is None:
+                self._over(run)
+
+    def _over(self, run: Run) -> None:
+        """The same of one that holds nothing of its own, beside whose like it was looked before."""
+        with self._lock:
+            self._sweep()
+            self._after_backward = True
+            self._lent.begin()
+            run.begin_backward(keeps=False)
+            self._chains.note_returned(run.outputs, run.inputs)
+            self._sweep()
