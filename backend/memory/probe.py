@@ -1,4 +1,4 @@
-"""Workspaces that only the library knows, found by running the operator once on tensors of zeros.
+"""Workspaces that only the library knows, found by running the operator once on tensors of zeros, or of ones.
 
 oneDNN chooses layouts and scratchpads by processor, shape and thread count, kernels of a GPU their buffers by how many
 multiprocessors it has. An answer is kept for the process; each costs one run of the operator (on a GPU two) and as many
@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from optpass.backend.compat.memory_elsewhere import profiling
 from optpass.backend.memory.measure import Peak, measure_elsewhere, measure_peak, storage_bytes
+from optpass.passes.memory.workspace.asked import WITH_ONES
 from optpass.passes.memory.workspace.call import Call, number, sizes, strides
 
 
@@ -61,7 +62,7 @@ def workspace_of(call: Described) -> int | None:
 @functools.lru_cache(maxsize=4096)
 def _measured(target: Any, arguments: tuple[tuple[str, Any], ...], threads: int) -> int:
     with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        values = {name: _made(value) for name, value in arguments}
+        values = _values(target, arguments)
         seen: set[int] = set()
         storage_bytes([values], seen=seen)
         made: list[int] = []
@@ -82,7 +83,7 @@ def _measured_on_gpu(target: Any, arguments: tuple[tuple[str, Any], ...], device
         raise RuntimeError("a CUDA graph is being captured")
     index = torch.cuda.current_device() if device.index is None else device.index
     with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[index]):
-        values = {name: _made(value) for name, value in arguments}
+        values = _values(target, arguments)
         results: list[Any] = []
         for _ in range(2):
             results.clear()
@@ -122,10 +123,16 @@ def _frozen(value: Any) -> Any:
     return value
 
 
-def _made(value: Any) -> Any:
+def _values(target: Any, arguments: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+    """Arguments made up of their descriptions."""
+    fill = 1 if target.overloadpacket.__name__ in WITH_ONES else 0
+    return {name: _made(value, fill) for name, value in arguments}
+
+
+def _made(value: Any, fill: int) -> Any:
     if isinstance(value, _Like):
-        return value.make()
-    return [_made(item) for item in value] if isinstance(value, tuple) else value
+        return value.make(fill)
+    return [_made(item, fill) for item in value] if isinstance(value, tuple) else value
 
 
 class _Like:
@@ -142,6 +149,6 @@ class _Like:
     def __hash__(self) -> int:
         return hash(self.key)
 
-    def make(self) -> torch.Tensor:
+    def make(self, fill: int) -> torch.Tensor:
         size, stride, dtype, device = self.key
-        return torch.empty_strided(size, stride, dtype=dtype, device=device).zero_()
+        return torch.empty_strided(size, stride, dtype=dtype, device=device).fill_(fill)

@@ -1,6 +1,6 @@
 """Which operators' workspaces are asked of the library: only running them on this processor tells, or no formula does.
 
-All of them allocate the same whatever is in their tensors, so that zeros will do.
+All of them allocate the same whatever is in their tensors, so that zeros will do, but for those of `WITH_ONES`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _COMPOSED = frozenset(
 )  # fmt: skip
 #: Beginnings of the names of whole families that are asked where there is no formula.
 _FAMILIES = ("linalg_", "_linalg_", "upsample_", "_upsample_")
+#: What allocates more the larger its numbers are, up to what it does of ones: a matrix is squared until it is small.
+WITH_ONES = frozenset(("linalg_matrix_exp",))
 #: What computes half precision by oneDNN, or in buffers of float32.
 _HALF_PRECISION = frozenset(
     ("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "gather", "scatter", "scatter_add", "scatter_reduce", "index_add",

@@ -366,6 +366,7 @@ ASKED: dict[str, Callable[[random.Random], Case]] = {
     "unfold": _unfold,
     "upsample volumes": _volumes,
     "inverse": lambda r: (aten.linalg_inv_ex.default, (torch.eye(r.randint(20, 60)).expand(3, -1, -1),), {}),
+    "exponential": lambda r: (aten.linalg_matrix_exp.default, (torch.randn(n := r.randint(20, 60), n),), {}),
     "margin backward": _margin_backward,
     "pooling backward": _pooled_backward,
     "padding": _padded,
