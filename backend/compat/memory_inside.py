@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import functools
 import re
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from optpass.backend.compat.memory_backward import untraced
+from optpass.backend.compat.memory_behind import Behind, bytes_of, key_of, plain, seen
 
 #: See `Inside`.
 Kernel = Callable[[Any, Any, Any, Any, int], int]
@@ -48,7 +48,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self._kernel = kernel
         self.most = 0
-        self._there: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._there: dict[int, Behind] = {}
         self._depth: int | None = None
 
     @staticmethod
@@ -83,12 +83,15 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
 
     def take(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """An operator has run."""
-        self._there = {key: one for key, one in self._there.items() if one[0]() is not None}
-        known = {storage._cdata for storage in _storages((args, kwargs))}
-        for storage in _storages(result):
-            if storage._cdata not in known:
-                self._there[storage._cdata] = weakref.ref(storage), storage.nbytes()
-        live = sum(size for _, size in self._there.values())
+        self._there = {key: one for key, one in self._there.items() if one.is_there()}
+        known = {key_of(tensor) for tensor in plain(torch.utils._pytree.tree_leaves((args, kwargs)))}
+        for tensor in plain(torch.utils._pytree.tree_leaves(result)):
+            key = key_of(tensor)
+            if key not in known and key not in self._there:
+                self._there[key] = Behind(bytes_of(tensor))
+            if key in self._there:
+                self._there[key].note(seen(tensor, held=torch.is_grad_enabled()))
+        live = sum(one.bytes for one in self._there.values())
         self.most = max(self.most, live + self._kernel(func, args, kwargs, result, live))
 
 
@@ -101,16 +104,6 @@ def _can_push() -> bool:
         return mode.end() is not None
     except (TypeError, RuntimeError, AttributeError):
         return False
-
-
-def _storages(values: Any) -> Iterator[Any]:
-    for value in torch.utils._pytree.tree_leaves(values):
-        if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-            try:
-                storage = value.untyped_storage()
-            except (RuntimeError, NotImplementedError):  # a subclass may have none
-                continue
-            yield storage
 
 
 #: A loss may be differentiated inside of what Dynamo compiles.

@@ -84,7 +84,7 @@ def partitioner_of(
     partitioner.relief, partitioner.offloads = relief, options.offload == "auto"
     partitioner.follows = more
     waiting = [leaf.partitioner.as_it_stands for leaf in STEPS.waiting()]
-    several = (more or bool(waiting)) and all(waiting)
+    several = (budget.followed or bool(waiting)) and all(waiting)
     partitioner.may_stand = new and several and inner == "inductor" and not compat.keeps_compiled_whole()
     partitioner.others_stand = bool(waiting)
     if share is None and not getattr(reason, "all_train", False):

@@ -23,8 +23,9 @@ class Budget:
         ahead: the same while a graph without gradients runs that comes before it in the step, such as a teacher.
         optimizer: its name, for messages.
         trained_itemsize: bytes per element of most parameters.
-        shared: more graphs follow in the same step, or calls of it, which nobody has seen yet: what can be is left to
-            them.
+        shared: more graphs follow in the same step, or calls of it, or other code that trains parameters, which nobody
+            has seen yet: what can be is left to them.
+        followed: it is since something else than calls of it follows.
         to_come: calls of it that may follow in the same step before its backward.
         again: a checkpoint runs it again in the backward, and holds nothing of it until then.
         to_accumulate: bytes of its own gradients, which are there throughout from the second micro-batch of a step on;
@@ -56,6 +57,7 @@ class Budget:
     optimizer: str = "none"
     trained_itemsize: int = 4
     shared: bool = False
+    followed: bool = False
     to_come: int = 0
     again: bool = False
     to_accumulate: int = 0

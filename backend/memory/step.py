@@ -200,6 +200,8 @@ def budget_of(
     lying = tensors.elsewhere.with_those_of(expected.elsewhere)
     lying.drop(Stores(everything))
     to_come = tensors.to_come if expected.tail is None or expected.several else 0
+    read = {id(p) for p in (*stepped, *leaves, *tensors.idle, *optimizer.copies)}
+    more = expected.tail is None and any(p.requires_grad and id(p) not in read for p in optimizer.parameters)
     size = storage_bytes(trained)
     statics = Ledger(
         parameters=storage_bytes(everything),
@@ -220,7 +222,8 @@ def budget_of(
         ahead=ahead + ENGINE_BYTES if ahead else 0,
         optimizer=optimizer.name,
         trained_itemsize=itemsize,
-        shared=more_follow or expected.crowded or to_come > 0,
+        shared=more_follow or more or expected.crowded or to_come > 0,
+        followed=more_follow or more,
         to_come=to_come,
         again=tensors.again,
         to_accumulate=0 if gradients else size - storage_bytes(elsewhere),

@@ -58,7 +58,11 @@ class Stores:
 
     def has(self, storage: Any) -> bool:
         """Whether a storage that is there is one of them."""
-        reference = self._found.get(storage._cdata)
+        return self.has_key(storage._cdata)
+
+    def has_key(self, key: int) -> bool:
+        """The same of one by its key."""
+        reference = self._found.get(key)
         return reference is not None and reference() is not None
 
     def behind_any(self, tensor: torch.Tensor) -> bool:

@@ -16,6 +16,7 @@ import torch
 
 from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.compat.memory_backward import Held, untraced
+from optpass.backend.compat.memory_behind import Behind, bytes_of, key_of, plain, seen
 from optpass.backend.compat.memory_inside import Inside
 from optpass.backend.memory.eager.scratch import Scratch, forward_workspace, workspace
 from optpass.backend.memory.probe import Described
@@ -27,14 +28,21 @@ SHARED, OWN = -1, -2
 
 @dataclass
 class _Seen:
-    """A storage, or a sum whose storage is not seen: its bytes, the numbers of the events between which it was there,
-    and whether it counts elsewhere."""
+    """A storage, or a sum, of which only the bytes are known, the numbers of the events between which it was there, and
+    whether it counts elsewhere."""
 
-    storage: weakref.ref[Any] | None
-    bytes: int
+    behind: Behind
     elsewhere: bool
     first: int
     last: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        return self.behind.bytes
+
+    def was_in(self, stores: Stores) -> bool:
+        """Whether it is one of a storage's, which may have been released."""
+        return any(map(stores.had, self.behind.seen))
 
 
 class Watch:
@@ -54,6 +62,7 @@ class Watch:
         self._in_place: set[tuple[int, int]] = set()  #: slots whose gradient autograd adds up in place
         self._sums: dict[tuple[int, int], _Seen] = {}  #: what was added up in a slot, until its node is given it
         self._leaves: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._for_leaves: dict[int, int] = {}  #: places of leaves, by the storages of gradients that were made for them
         self._saved = Stores()  #: by nodes, in the forward
         self._asked: list[tuple[int, int, Described]] = []  #: event, bytes beside what it made, and an operator of it
         self._forward: dict[int, int] = {}
@@ -70,7 +79,7 @@ class Watch:
             place = autograd.order(node)
             if place not in held or autograd.leaf_of(node) is not None:
                 continue
-            self._take_in(storage for one in held[place].storages if (storage := one()) is not None)
+            self._take_in_storages(storage for one in held[place].storages if (storage := one()) is not None)
             self._saved.keep((s._cdata, one) for one in held[place].storages if (s := one()) is not None)
             slots = [(self._place(n), index) for n, index in node.next_functions]
             scratch, again = Scratch(), held[place].recomputed if held[place].checkpoints else _nothing
@@ -113,7 +122,7 @@ class Watch:
         for one in (*self._gone, *self._seen.values(), *self._sums.values()):
             if not one.elsewhere:
                 changes[min(one.first, len(self._events))] += one.bytes
-            if one.last is not None and (not one.elsewhere or outputs.had(one.storage)):
+            if one.last is not None and (not one.elsewhere or one.was_in(outputs)):
                 changes[one.last] -= one.bytes
         live, peak = 0, None
         for change, (place, inside) in zip(changes, self._events, strict=False):
@@ -168,8 +177,8 @@ class Watch:
                     done = self._sums.pop(slot)
                     done.last = len(self._events)
                     self._gone.append(done)
-            new = self._take_in(_storages(apart))
-            self._take_in(_storages(gradients))
+            new = self._take_in(plain(apart))
+            self._take_in(plain(gradients))
             self._events.append((place, new if self._events else 0))
             if inside is not None:
                 inside.begin()
@@ -189,14 +198,13 @@ class Watch:
         def hook(made: Sequence[Any], given: Sequence[Any]) -> None:
             most = None if watched is None else watched.end()
             self._sweep()
-            self._take_in(_storages(again()))
-            results = _storages(made)
-            kept = {storage._cdata for storage in results}
-            mine = sum(storage.nbytes() for storage in _storages(given))
-            let_go = sum(storage.nbytes() for storage in _storages(given) if storage._cdata not in kept)
+            self._take_in(plain(again()), held=True)
+            kept = {key_of(tensor) for tensor in plain(made)}
+            mine = sum(map(bytes_of, plain(given)))
+            let_go = sum(bytes_of(tensor) for tensor in plain(given) if key_of(tensor) not in kept)
             added = self._hand_on(slots, made)
-            largest = max((storage.nbytes() for storage in results if storage._cdata not in self._seen), default=0)
-            new = self._take_in(results)
+            largest = max((bytes_of(t) for t in plain(made) if key_of(t) not in self._seen), default=0)
+            new = self._take_in(plain(made))
             # One result is made after another, and what was allocated for it is released before the next.
             # What a checkpoint had made again for it is gone, too; if it was made while it ran, nobody has seen it.
             number, unseen = (numbers[0], 0) if recomputed else (numbers[0] + numbers[1], numbers[2])
@@ -213,35 +221,40 @@ class Watch:
     def _hand_on(self, slots: Sequence[tuple[int, int]], made: Sequence[Any]) -> int:
         """Gradients go to their slots; bytes of sums with those that wait there which are not made in place.
 
-        Autograd adds to a gradient in place that nobody else holds, which it asks by the references: those that a hook
-        makes count, so that it does not while a step is watched.
+        Autograd adds to a gradient in place that nobody else holds, which it asks by the references.
         """
         added = 0
         for slot, gradient in zip(slots, made, strict=False):
-            if not isinstance(gradient, torch.Tensor) or gradient.layout != torch.strided:
+            if not plain((gradient,)):
                 continue
-            storage = gradient.untyped_storage()
             waits = self._waiting.get(slot)
             if waits is None:
                 # A view holds what it is a view of.
-                whole = gradient.nbytes == storage.nbytes() and not gradient._is_view()
-                self._waiting[slot] = storage._cdata if whole else SHARED
+                whole = not gradient._is_view() and gradient.nbytes == bytes_of(gradient)
+                if slot[0] in self._leaves:
+                    self._for_leaves[key_of(gradient)] = slot[0]
+                self._waiting[slot] = key_of(gradient) if whole else SHARED
                 continue
             if self._is_alone(slot, waits) and not torch.is_grad_enabled():
                 self._in_place.add(slot)
+                if waits in self._seen:
+                    continue
             else:
                 added += gradient.nbytes
                 self._waiting[slot] = OWN  # the sum is the slot's alone
             if slot not in self._sums and self._is_kept(slot):
-                self._sums[slot] = _Seen(None, gradient.nbytes, False, len(self._events) + 1)
+                self._sums[slot] = _Seen(Behind(gradient.nbytes), False, len(self._events) + 1)
         return added
 
     def _is_kept(self, slot: tuple[int, int]) -> bool:
         """Whether a sum in a slot stays until its node runs; one that is added to a leaf's gradient does not."""
         if slot[0] >= 0:
             return True
-        leaf = self._leaves.get(slot[0], lambda: None)()
+        leaf = self._leaf(slot[0])
         return leaf is not None and leaf.grad is None
+
+    def _leaf(self, place: int) -> torch.Tensor | None:
+        return self._leaves.get(place, lambda: None)()
 
     def _is_alone(self, slot: tuple[int, int], key: int) -> bool:
         """Whether nobody but a slot holds the storage of the gradient that waits there."""
@@ -249,20 +262,32 @@ class Watch:
         others = (key == one for other, one in self._waiting.items() if other != slot and one != OWN)
         return key != SHARED and not any(others) and (known is None or not known.elsewhere)
 
-    def _take_in(self, storages: Iterable[Any]) -> int:
-        """Note what has not been seen; its bytes."""
+    def _take_in(self, tensors: Iterable[torch.Tensor], *, held: bool = False) -> int:
+        """Note what is behind tensors of `plain` and has not been seen; its bytes. `held`: by others than tensors that
+        are seen, as all is where the backward is to be differentiated."""
         new = 0
-        for storage in storages:
-            key = storage._cdata
+        for tensor in tensors:
+            key = key_of(tensor)
             if key not in self._seen:
-                new += storage.nbytes()
-                self._seen[key] = _Seen(
-                    weakref.ref(storage), storage.nbytes(), self._elsewhere.has(storage), len(self._events)
-                )
+                self._seen[key] = _Seen(Behind(bytes_of(tensor)), self._elsewhere.has_key(key), len(self._events))
+                new += self._seen[key].bytes
+            self._seen[key].behind.note(seen(tensor, held=held or torch.is_grad_enabled()))
         return new
 
+    def _take_in_storages(self, storages: Iterable[Any]) -> None:
+        for storage in storages:
+            known = self._seen.setdefault(
+                storage._cdata,
+                _Seen(Behind(storage.nbytes()), self._elsewhere.has(storage), len(self._events)),
+            )
+            known.behind.note(weakref.ref(storage))
+
     def _sweep(self) -> None:
-        for key in [key for key, one in self._seen.items() if one.storage is None or one.storage() is None]:
+        for key in [key for key, one in self._seen.items() if not one.behind.is_there()]:
+            leaf = self._leaf(self._for_leaves.pop(key, 0))
+            if leaf is not None and leaf.grad is not None and plain((leaf.grad,)) and key_of(leaf.grad) == key:
+                self._seen[key].behind.note(seen(leaf.grad, held=False))  # another tensor of the same storage
+                continue
             gone = self._seen.pop(key)
             gone.last = len(self._events)
             self._gone.append(gone)
@@ -270,8 +295,3 @@ class Watch:
 
 def _nothing() -> list[torch.Tensor]:
     return []
-
-
-def _storages(tensors: Iterable[Any]) -> list[Any]:
-    found = [t for t in tensors if isinstance(t, torch.Tensor) and t.layout == torch.strided]
-    return [t.untyped_storage() for t in found]
