@@ -264,6 +264,13 @@ def test_collectives_are_not_run_again() -> None:
             step(x).pow(2).sum().backward()
         return sum(e.count for e in profile.key_averages() if e.key == "_c10d_functional::all_reduce")
 
-    with pytest.raises(Exception, match="no plan of this training step") as refused:
-        collectives(memory_budget=1)
-    assert collectives(memory_budget=floor_of(refused.value)) == collectives() > 0
+    budget, found, expected = 1, 0, collectives()
+    for _ in range(3):  # the thread that reduces a tensor may hold it a little longer, and is seen to
+        try:
+            found = collectives(memory_budget=budget)
+            break
+        except (BudgetInfeasibleError, torch._dynamo.exc.TorchDynamoException) as refused:
+            assert "no plan of this training step" in str(refused)
+            budget = floor_of(refused)
+    assert budget > 1
+    assert found == expected > 0
