@@ -86,7 +86,7 @@ class CpuModel:
         members = list(ops)
         if kind in ("matmul", "conv", "attention"):
             main = next((op for op in reversed(members) if op.cost is not None and op.cost.kind == kind), None)
-            if main is not None:
+            if main is not None and main.cost is not None and main.cost.flops:  # an empty batch has none
                 return self._library(kind, main, reads + writes)
         return self._loops(kind, members, reads, writes, elements, strided)
 

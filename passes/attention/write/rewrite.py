@@ -19,7 +19,7 @@ from optpass.passes.attention.blocks import operator as blocks
 from optpass.passes.attention.find.operands import positive
 from optpass.passes.attention.plans.plan import Plan
 from optpass.passes.attention.site import Blocked, Factor, Operand
-from optpass.passes.attention.write import flex, lost, returned, twice, uncast
+from optpass.passes.attention.write import few_keys, flex, lost, returned, twice, uncast
 from optpass.passes.attention.write.emit import Writer, tensor_of
 from optpass.passes.attention.write.exact import Events
 from optpass.passes.attention.write.mask_operand import MaskOperand, times
@@ -61,6 +61,8 @@ class Rewrite:
         arguments: dict[str, Any] = {"scale": self.writer.number(scale)}
         if plan.mask.kind == "causal":
             arguments["is_causal"] = True
+        elif mask is None and few_keys.loses_nan(plan.problem.device, key):
+            arguments["attn_mask"] = mask = few_keys.all_seen(self.writer, key)
         elif mask is not None:
             arguments["attn_mask"] = mask if plan.problem.device == "cpu" else self._rows_of_keys(mask)
         if plan.site.dropout:

@@ -14,7 +14,7 @@ from optpass.passes.attention.write.emit import Writer
 
 pytestmark = pytest.mark.usefixtures("clean", "seeded")
 
-B, H, S, D = 2, 3, 5, 8
+B, H, S, D = 2, 3, 17, 8
 
 
 @pytest.fixture(autouse=True)

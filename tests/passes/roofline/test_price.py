@@ -275,3 +275,12 @@ def test_gradients_of_convolutions_run_at_their_own_rate() -> None:
     slower = dataclasses.replace(invented(), conv_backward=0.25)
     estimate = CpuModel(slower).kernel("conv", [info], info.reads, info.writes, 1)
     assert estimate.compute_s == pytest.approx(cost.flops / (2e11 * 0.25))
+
+
+@pytest.mark.parametrize(
+    ("kind", "mnk"), [("matmul", (0, 16, 32)), ("attention", (8, 0, 16)), ("conv", (0, 64, 576))]
+)  # fmt: skip
+def test_an_empty_batch_takes_its_call_alone(kind: str, mnk: tuple[int, int, int]) -> None:
+    info = op("empty.default", OpCost(0, kind, mnk), 0, 0)
+    estimate = CpuModel(invented()).kernel(kind, [info], 0, 0, 0)
+    assert estimate.compute_s == estimate.memory_s == 0 < estimate.total_s

@@ -185,6 +185,13 @@ def nan_in_masked_key(q, k, v):
 
 
 @suite.equal()
+def nan_in_a_query(q, k, v):
+    """A NaN in a query that meets few keys: flash attention for CPUs leaves it out where it has no mask."""
+    q = torch.cat([q[..., :1, :] * math.nan, q[..., 1:, :]], -2)
+    return ((q @ k.mT) * 0.4).softmax(-1) @ v
+
+
+@suite.equal()
 def negative_scale_and_causal(q, k, v):
     """A negative scale under a causal mask: a kernel that scales its own -inf gets +inf."""
     s = (q @ k.mT) * -0.4
