@@ -57,14 +57,10 @@ def seen(tensor: torch.Tensor, *, held: bool) -> weakref.ref[Any]:
     return weakref.ref(tensor.untyped_storage() if held or _KEY is None else tensor)
 
 
-def is_whole(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is all of its storage, as far as that tells itself."""
-    return not tensor._is_view() and not tensor.storage_offset() and tensor.is_contiguous()
-
-
 def bytes_of(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's storage."""
-    return tensor.nbytes if _KEY is not None and is_whole(tensor) else tensor.untyped_storage().nbytes()
+    """Bytes of a tensor's storage; of a tensor that is all of it, as far as that tells, without asking it."""
+    whole = not tensor._is_view() and not tensor.storage_offset() and tensor.is_contiguous()
+    return tensor.nbytes if _KEY is not None and whole else tensor.untyped_storage().nbytes()
 
 
 def _key(tensor: torch.Tensor) -> int | None:

@@ -161,7 +161,7 @@ class Steps(Now):
         if run.looked_at or leaf.runs <= LOOKS_AT_NAMES:  # a hook is not to stay
             node.register_prehook(untraced(lambda *_: begins(run)))
         elif released is None:  # else nobody would tell when it is over
-            node.register_prehook(untraced(lambda *_: self._over(run)))
+            node.register_prehook(untraced(lambda *_: self._backward(run)))
         return True
 
     def _looks_at(self, leaf: Leaf, parameters: Sequence[torch.Tensor]) -> bool:
@@ -244,19 +244,10 @@ class Steps(Now):
 
     def _names(self, run: Run) -> None:
         """The same, beside whose like it was looked before."""
-        run.leaf.clears.begin_backward()
+        if run.released is not None:
+            run.leaf.clears.begin_backward()
         with self._lock:
             around = autograd.running_backward(), self._live, self._lent
             note_names(run, *around, self._chains.returned(), self._chains.under_way())
-            if run.released is None:
-                self._over(run)
-
-    def _over(self, run: Run) -> None:
-        """The same of one that holds nothing of its own, beside whose like it was looked before."""
-        with self._lock:
-            self._sweep()
-            self._after_backward = True
-            self._lent.begin()
-            run.begin_backward(keeps=False)
-            self._chains.note_returned(run.outputs, run.inputs)
-            self._sweep()
+        if run.released is None:  # nothing else tells when it is over
+            self._backward(run)
