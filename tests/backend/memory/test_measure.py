@@ -32,7 +32,13 @@ def test_the_peak_is_what_lived_at_one_time() -> None:
 
 
 def test_what_was_there_before_does_not_count() -> None:
-    held = [torch.empty(8 * KB)]
+    for _ in range(20):  # the profiler may know the place: it keeps what was allocated while it ran and released later
+        held = [torch.empty(8 * KB)]
+        place = held[0].data_ptr()
+        measure_peak(held.clear)  # so that it forgets that
+        held.append(torch.empty(8 * KB))
+        if held[0].data_ptr() == place:
+            break
 
     def work() -> None:
         small = torch.empty(KB)
