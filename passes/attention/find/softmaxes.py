@@ -207,7 +207,7 @@ def _divisor(
         passed.append(bottom)
         bottom = bottom.args[0]
     if bottom.name in ("clamp", "clamp_min"):
-        found = reduced(bottom.args[0], "sum", top)
+        found = reduced(bottom.args[0], "sum", top) or _length(bottom.args[0], top)
         small = arg(bottom, "max") is None if bottom.name == "clamp" else True
         least = bottom.args[1]
         if found is None or not small or not isinstance(least, (int, float)) or least > 1.0:
@@ -228,6 +228,12 @@ def _divisor(
         term = None if source.name != "exp" or not one_for_all else _term(logits, extra, passed)
         return None if term is None else (found[0], passed, *term)
     return None
+
+
+def _length(value: Value, top: Value) -> tuple[int, list[Value]] | None:
+    """As `reduced`, of what `F.normalize(p=1)` divides by: exponentials are not negative."""
+    found = reduced(value, "linalg_vector_norm", top)
+    return found if found is not None and arg(found[1][-1], "ord") == 1 else None
 
 
 def _largest_is_zero(exponentials: Value, dim: int) -> bool:

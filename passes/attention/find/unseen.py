@@ -15,7 +15,7 @@ from optpass.passes.attention.axes import is_one
 from optpass.passes.attention.find import softmaxes
 from optpass.passes.attention.find.operands import FLOATS, PRODUCTS
 from optpass.passes.attention.program import nodes
-from optpass.passes.attention.program.ir import Program, Value, arg
+from optpass.passes.attention.program.ir import LAYOUT, Program, Value, arg
 from optpass.passes.attention.program.nodes import ACTIVATIONS
 
 #: Products of one vector too, which are not looked into.
@@ -38,7 +38,6 @@ _WRAPPED = (
     "its tensors stand for others (a DTensor for its shards), which is not looked into; attention on what each process "
     "holds itself, as behind `to_local()`, is"
 )
-_LAYOUT = frozenset("t transpose permute view _unsafe_view reshape expand unsqueeze squeeze alias detach".split())
 
 
 class Unseen:
@@ -155,7 +154,7 @@ def by_elements(value: Value, weights: Collection[Value]) -> bool:
 
 def _of_truths(value: Value) -> bool:
     """Whether a value is a mask that was cast to numbers, in some layout."""
-    while value.name in _LAYOUT or value.name == "_to_copy":
+    while value.name in LAYOUT or value.name == "_to_copy":
         value = value.args[0]
         if value.dtype == torch.bool:
             return True
@@ -186,7 +185,7 @@ def not_looked_into(graph: fx.Graph) -> Iterator[tuple[fx.Node, str]]:
 
 def is_parameter(value: Value) -> bool:
     """Whether a value is a parameter in some layout: what is multiplied with it is a linear layer's."""
-    while value.name in _LAYOUT:
+    while value.name in LAYOUT:
         value = value.args[0]
     return value.leaf != "" and isinstance(value.tensor, torch.nn.Parameter)
 

@@ -261,7 +261,7 @@ class Weights:
             or not softmaxes.made_of_exponentials(value, self.constant)
         ):
             return None
-        found = division(self.product, self.out_dims, value, self.walk.dims, self.program)
+        found = division(self.product, self.out_dims, value, self.walk.dims, self.program, self.constant)
         if found is None:
             return None
         self.finished = found

@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from torch import fx
 
+#: Operations that give elements another place.
+LAYOUT = frozenset("t transpose permute view _unsafe_view reshape expand unsqueeze squeeze alias detach".split())
+
 
 @dataclass(eq=False)
 class Value:
@@ -108,12 +111,6 @@ class Program:
     _stored: dict[int, list[Value]] | None = None
     _writers: dict[fx.Node, set[int]] | None = None
 
-    def of_made_weight(self, node: fx.Node) -> bool:
-        """Whether a linear layer's weight is computed: `F.linear(q, k)` is q kᵀ."""
-        weight = node.args[1] if len(node.args) > 1 else node.kwargs.get("weight")
-        found = self.node_value(weight)
-        return found is not None and found.op is not None
-
     def forget_written(self) -> None:
         """A constant of the graph that the graph writes to holds something else at the next call."""
         for value in self.values:
@@ -130,6 +127,12 @@ class Program:
                 for used in set(user.inputs()):
                     self._users.setdefault(used, []).append(user)
         return self._users.get(value, [])
+
+    def reader(self, user: Value) -> Value:
+        """What reads what `user` reads, if that only lays it out for one other."""
+        while user.name in LAYOUT and len(users := self.users(user)) == 1:
+            (user,) = users
+        return user
 
     def stored(self, storage: int) -> list[Value]:
         """Values in the same memory, in the order they are made; once the program is complete."""

@@ -86,7 +86,7 @@ class _Lowering:
             self.grad = bool(node.args[0])
             return None
         higher = isinstance(node.target, torch._ops.HigherOrderOperator)
-        closed = name in nodes.CLOSED and not (name == "linear" and self.program.of_made_weight(node))
+        closed = name in nodes.CLOSED and not reach.is_product(node)
         if closed:
             self.program.closed.add(node)
         if method in nodes.VIEWS | nodes.RESIZES:

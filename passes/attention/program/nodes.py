@@ -91,6 +91,12 @@ def run(node: fx.Node, args: Any, kwargs: Any) -> Any:
     return node.target(*args, **kwargs)
 
 
+def multiplies(node: fx.Node) -> bool:
+    """Whether a node is a product of matrices or an attention, by its name."""
+    name = method_name(node)
+    return any(word in name for word in _PRODUCT_WORDS)
+
+
 def calls_dropout(node: fx.Node) -> bool:
     """Whether a node calls a Python function that may call a dropout, as `F.multi_head_attention_forward` does."""
     return "dropout" in getattr(getattr(node.target, "__code__", None), "co_names", ())

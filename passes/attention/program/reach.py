@@ -7,7 +7,7 @@ to any softmax has no part in scores, masks, weights or their product with v, no
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import fx
@@ -21,6 +21,8 @@ _TRANSFORMS = nodes.STATE - {"_enter_autocast", "_exit_autocast", "_set_grad_ena
 #: A graph without any of these, in itself or in a graph that it runs, has no softmax.
 _SIGNS = ("softmax", "softmin", "exp", "logsumexp", "multi_head_attention_forward")
 _NO_SIGNS = frozenset({"expand", "expand_as"})
+#: How many nodes away from a linear layer a softmax is looked for.
+_NEAR = 8
 
 
 def has_softmax(graphs: Iterable[fx.Graph]) -> bool:
@@ -48,12 +50,34 @@ def beside(graph: fx.Graph) -> frozenset[fx.Node]:
     return frozenset(apart)
 
 
+def is_product(node: fx.Node) -> bool:
+    """Whether a linear layer is one of an attention's products: of a weight that is computed (`F.linear(q, k)` is
+    q kᵀ), or with a softmax on either side and no other product in between (keys or values that are learnt)."""
+    if nodes.function_name(node) != "linear":
+        return False
+    made = any(given.op not in ("placeholder", "get_attr") for given in node.all_input_nodes[1:])
+    return made or _near(node, lambda n: n.users) or _near(node, lambda n: n.all_input_nodes[:1])
+
+
+def _near(node: fx.Node, following: Callable[[fx.Node], Iterable[fx.Node]]) -> bool:
+    """Whether a softmax is near, and nothing after which a value is another quantity in between."""
+    level, seen = [node], {node}
+    for _ in range(_NEAR):
+        level = [n for n in dict.fromkeys(n for item in level for n in following(item)) if n not in seen]
+        seen.update(level)
+        if any(_may_be_softmax(n) for n in level):
+            return True
+        level = [n for n in level if n.op.startswith("call_") and not nodes.multiplies(n) and not _closed(n)]
+    return False
+
+
+def _closed(node: fx.Node) -> bool:
+    return nodes.function_name(node) in nodes.CLOSED
+
+
 def _ends(node: fx.Node) -> bool:
     """Whether a node returns another quantity than it is given, whatever that is."""
-    name = nodes.function_name(node)
-    if name == "linear":  # of a weight that may be computed, it may be a product with v
-        return all(given.op in ("placeholder", "get_attr") for given in node.all_input_nodes[1:])
-    return name in nodes.CLOSED - nodes.ACTIVATIONS
+    return nodes.function_name(node) in nodes.CLOSED - nodes.ACTIVATIONS and not is_product(node)
 
 
 def _may_be_softmax(node: fx.Node) -> bool:

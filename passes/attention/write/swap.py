@@ -89,7 +89,8 @@ def check_private(
         for user in program.users(value):
             shared = user in others and value in site.scores.values
             if user in live and user not in inside and not shared:
-                raise Blocked(f"{_what(site, value)} are used elsewhere too, by {user.name}", user)
+                reader = program.reader(user)
+                raise Blocked(f"{_what(site, value)} are used elsewhere too, by {reader.name}", reader)
 
 
 def check_grad_mode(site: Site) -> None:

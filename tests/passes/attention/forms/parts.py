@@ -88,6 +88,36 @@ def linear_as_a_product(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.linear(F.softmax(F.linear(q, k) / math.sqrt(q.shape[-1]), dim=-1), v.t())
 
 
+@form(lambda s: [rand(s.length, s.dim), rand(s.keys, s.dim), rand(s.dim, s.keys)])
+def linear_of_what_is_given(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.linear(F.softmax(F.linear(q, k) / math.sqrt(q.shape[-1]), dim=-1), v)
+
+
+@form(lambda s: [rand(s.batch, s.length, s.dim)], mask="operand")
+class LearntKeysAndValues(nn.Module):
+    """External attention: two linear layers with a softmax between them are an attention to a memory."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.keys = nn.Linear(sizes.dim, sizes.keys)
+        self.values = nn.Linear(sizes.keys, sizes.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.values(F.softmax(self.keys(x) * 0.25, dim=-1))
+
+
+@form(lambda s: [rand(s.batch, s.length, s.dim)], mask="operand")
+class PooledByLearntQueries(nn.Module):
+    """The queries are the rows of a linear layer's weight; its bias is the same for all keys of one."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.queries = nn.Linear(sizes.dim, sizes.heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.queries(x).softmax(1).transpose(1, 2) @ x
+
+
 @form()
 def divided_by_both_lengths(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     lengths = q.norm(dim=-1, keepdim=True) * k.norm(dim=-1)[..., None, :]

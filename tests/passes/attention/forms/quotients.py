@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from attention_forms.base import Sizes, form, heads_first, rand
 from torch import Tensor
+from torch.nn import functional as F
 
 
 def _scores(q: Tensor, k: Tensor) -> Tensor:
@@ -95,3 +96,22 @@ def divided_behind_heads_that_are_merged(q: Tensor, k: Tensor, v: Tensor) -> Ten
     e = torch.exp(_scores(q, k)) * torch.ones(q.shape[-2], k.shape[-2]).tril().to(q.dtype)
     out = (e @ v).transpose(1, 2)
     return (out / e.sum(-1).transpose(1, 2)[..., None]).flatten(2)
+
+
+@form()
+def divided_behind_by_a_product_with_ones(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = torch.exp(_scores(q, k))
+    return (e @ v) / (e @ torch.ones(k.shape[-2], 1, dtype=q.dtype))
+
+
+@form()
+def divided_behind_by_sums_in_another_layout(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = torch.einsum("bhqd,bhkd->bhqk", q, k).div(math.sqrt(q.shape[-1])).exp()
+    return torch.einsum("bhqk,bhkd->bqhd", e, v) / torch.einsum("bhqk->bqh", e)[..., None]
+
+
+@form()
+def normalised_by_length(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Exponentials are not negative: what `F.normalize` divides by is their sum."""
+    scores = _scores(q, k)
+    return F.normalize(torch.exp(scores - scores.amax(-1, keepdim=True)), p=1.0, dim=-1) @ v

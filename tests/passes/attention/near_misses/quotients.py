@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from attention_near_misses.program import Suite, square
+from torch.nn import functional as F
 
 suite = Suite("quotients")
 TRIANGLE = torch.ones(6, 6).tril()
@@ -119,3 +120,31 @@ _times_mask("halves", "s m - c (1 - m) for m of 0 and 0.5",
 _times_mask("without a number", "s m: masked scores are 0", lambda s: s * TRIANGLE.to(s.dtype))
 _times_mask("of one number less", "s m - c (2 - m): the seen ones are lost too",
             lambda s: s * (m := TRIANGLE.to(s.dtype)) - 1e9 * (2 - m))  # fmt: skip
+
+
+def _behind(kind: str, name: str, why: str, divided, **more) -> None:
+    def program(q, k, v):
+        e = (q @ k.mT * 8**-0.5).exp()
+        return divided(e, e @ v)
+
+    getattr(suite, kind)(name=name, why=why, **more)(program)
+
+
+_behind("decline", "twos behind", "divided by twice the sums", lambda e, o: o / (e @ torch.full((6, 1), 2.0).to(e)))
+_behind("decline", "ones of some keys behind", "divided by the sums over some keys",
+        lambda e, o: o / (e @ (torch.arange(6) < 4).to(e)[:, None]))  # fmt: skip
+_behind("decline", "ones over queries", "divided by sums over the queries",
+        lambda e, o: o / (e.mT @ torch.ones(6, 1).to(e)))  # fmt: skip
+_behind("decline", "transposed sums behind", "summed over queries, in another layout",
+        lambda e, o: o / torch.einsum("bhqk->bkh", e).transpose(1, 2)[..., None])  # fmt: skip
+_behind("decline", "heads mixed behind", "divided by the sums of another head",
+        lambda e, o: o / torch.einsum("bhqk->bhq", e).flip(1)[..., None])  # fmt: skip
+_behind("decline", "one column behind", "divided by what ones make of two columns",
+        lambda e, o: o / (e @ torch.ones(6, 8).to(e)).cumsum(-1))  # fmt: skip
+_add("decline", "length of 2", "divided by the root of the sum of squares",
+     lambda s: F.normalize(_low(s).exp(), p=2.0, dim=-1))  # fmt: skip
+_add("decline", "length over queries", "sums of each key", quiet=True,
+     weights=lambda s: F.normalize(_low(s).exp(), p=1.0, dim=-2))  # fmt: skip
+_add("decline", "length without the maximum", "a row may sum to less than what the length is not let below",
+     lambda s: F.normalize((s * 9 - 40).exp(), p=1.0, dim=-1))  # fmt: skip
+_add("decline", "length of scores", "they may be negative", lambda s: F.normalize(s, p=1.0, dim=-1), quiet=True)
