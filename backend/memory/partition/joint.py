@@ -154,18 +154,26 @@ def behind(tail: Tail, backward: fx.GraphModule, budget: Budget) -> Tail:
 def tails_of(joint: fx.GraphModule) -> tuple[Tail, ...]:
     """What happens between the graphs; of several, the first of which a plan fits.
 
-    A scalar output is a loss: the gradients of other outputs beside it are zeros that autograd makes. Without one the
-    loss is outside of the graph, and nobody knows it yet. It is taken to need what cross entropy does: the logarithms
-    of the probabilities from its forward, and two gradients of that size in its backward; or, where every output is
-    shaped like an input, what a mean of squares does: four tensors of that size in its backward. Outputs in half
-    precision are likely to be cast to float32 for it.
+    A scalar output that trains all is a loss: the gradients of other outputs beside it are zeros that autograd makes.
+    Without one the loss is outside of the graph, and nobody knows it yet. It is taken to need what cross entropy does:
+    the logarithms of the probabilities from its forward, and two gradients of that size in its backward; or, where
+    every output is shaped like an input, what a mean of squares does: four tensors of that size in its backward.
+    Outputs in half precision are likely to be cast to float32 for it. Beside a scalar that does not train all, such as
+    a router's, it may still be that nothing else does.
     """
-    values = _tangents(joint)
-    size = sum(size_of(t) for t in values if t.dim() > 0)
+    values = _tensors(joint)
+    size = sum(map(size_of, values))
     if not size:
         return (NO_TAIL,)
-    if any(t.dim() == 0 for t in values):
-        return (Tail(True, 0, 0, size),)
+    scalar, alone = len(values) < len(_tangents(joint)), Tail(True, 0, 0, size)
+    if not loss_is_outside(joint):
+        return (alone,)
+    found = _of_loss(joint, values, size)
+    return (*found, *_largest_alone(values), alone) if scalar else found
+
+
+def _of_loss(joint: fx.GraphModule, values: list[torch.Tensor], size: int) -> tuple[Tail, ...]:
+    """Of a loss outside of the graph that reads `values`, of `size` bytes together."""
     wide = sum(int(hint(t.numel())) * max(t.element_size(), _WIDE) for t in values)
     entropy = [Tail(True, size, size, 2 * size)]
     squares = [Tail(True, size, 0, 4 * size)]
@@ -186,15 +194,37 @@ def squares_of(joint: fx.GraphModule) -> tuple[Tail, ...]:
 def tails_of_one(joint: fx.GraphModule) -> tuple[Tail, ...]:
     """What happens between the graphs where a loss outside reads one of several outputs: cross entropy of the
     largest. Hidden states that are returned beside the scores are mostly for others than the loss."""
-    sizes = [size_of(t) for t in _tangents(joint) if t.dim() > 0]
+    values = _tangents(joint)
+    return _largest_alone(values) if all(t.dim() > 0 for t in values) else ()  # else `tails_of` has it
+
+
+def _largest_alone(values: list[torch.Tensor]) -> tuple[Tail, ...]:
+    sizes = list(map(size_of, values))
     largest = max(sizes, default=0)
-    return (Tail(True, largest, largest, 2 * largest),) if loss_is_outside(joint) and largest < sum(sizes) else ()
+    return (Tail(True, largest, largest, 2 * largest),) if largest < sum(sizes) else ()
 
 
 def loss_is_outside(joint: fx.GraphModule) -> bool:
-    """Whether no output is a number that may be the loss."""
-    values = _tangents(joint)
-    return bool(values) and all(t.dim() > 0 for t in values)
+    """Whether no output is a number that may be the loss.
+
+    An auxiliary loss beside the outputs (a router's, a distance to codes) is none: it does not train what the graph
+    has behind it.
+    """
+    return bool(_tensors(joint)) and not _scalars_train_all(joint)
+
+
+def _scalars_train_all(joint: fx.GraphModule) -> bool:
+    """Whether each gradient that the graph makes is made of that of an output which is a number, too."""
+    found: dict[fx.Node, tuple[bool, bool]] = {}  #: whether a gradient of any output is behind it, and of a number
+    for node in joint.graph.nodes:
+        before = [found[n] for n in node.all_input_nodes]
+        if node.op == "output":
+            return all(scalar for behind, scalar in before if behind)
+        value = node.meta.get("val")
+        number = isinstance(value, torch.Tensor) and value.dim() == 0
+        given = (True, number) if is_tangent(node) else (False, False)
+        found[node] = any(b for b, _ in before) or given[0], any(s for _, s in before) or given[1]
+    return False
 
 
 def between_graphs(joint: fx.GraphModule) -> Tail:
@@ -224,9 +254,9 @@ def targets_of(joint: fx.GraphModule, around: Iterable[tuple[int, int]] = ()) ->
     Args:
         around: elements and bytes of tensors that the caller holds and the graph does not read.
     """
-    values = _tangents(joint)
-    if any(t.dim() == 0 for t in values):
+    if not loss_is_outside(joint):
         return 0
+    values = _tensors(joint)
     held, found = dict(around), 0
     for t in values:
         found = max(found, held.get(int(hint(t.numel())), 0))
@@ -244,6 +274,11 @@ def size_of(value: torch.Tensor) -> int:
 def _tangents(joint: fx.GraphModule) -> list[torch.Tensor]:
     found = [n.meta.get("val") for n in joint.graph.find_nodes(op="placeholder") if is_tangent(n)]
     return [value for value in found if isinstance(value, torch.Tensor)]
+
+
+def _tensors(joint: fx.GraphModule) -> list[torch.Tensor]:
+    """Those that are no numbers."""
+    return [t for t in _tangents(joint) if t.dim() > 0]
 
 
 def _like_inputs(joint: fx.GraphModule, outputs: Iterable[torch.Tensor]) -> bool:

@@ -118,6 +118,39 @@ def test_a_loss_with_a_target_fits_at_the_floor_of_later_steps(loss):
     assert 0.95 * budget <= max(peaks) <= budget
 
 
+class Scored(nn.Module):
+    """Scores, and beside them a number: an auxiliary loss of what is in front of the head, or the loss itself."""
+
+    def __init__(self, *, whole):
+        super().__init__()
+        self.body = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())))
+        self.head, self.whole = nn.Linear(WIDTH, 4 * WIDTH), whole
+
+    def forward(self, x):
+        hidden = self.body(x)
+        scores = self.head(hidden)
+        return scores, (scores if self.whole else hidden).square().mean()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_number_that_does_not_train_all_is_not_the_loss(whole):
+    torch.manual_seed(0)
+    model, inputs = Scored(whole=whole), torch.randn(ROWS, WIDTH)
+    target = torch.randint(0, 4 * WIDTH, (ROWS,))
+
+    def loss(found):
+        scores, number = found
+        return number if whole else F.cross_entropy(scores, target) + 0.01 * number
+
+    held = [] if whole else [target]
+    free, figures = first_step(model, inputs, loss, held, 10**9)
+    assert free <= figures["predicted_peak_bytes"] * 1.001
+    if whole:
+        assert figures["predicted_peak_bytes"] <= 1.001 * free
+    budget = int(0.95 * free)
+    assert first_step(model, inputs, loss, held, budget)[0] <= budget
+
+
 def test_what_a_regression_may_need_refuses_no_other_loss():
     """Outputs of the inputs' shape whose loss is a graph of its own, or small, fit less than a mean of squares does."""
     torch.manual_seed(0)
