@@ -2,8 +2,8 @@
 
 Nothing is executed on data. In-place operations become what they compute as long as the alias that was written to is
 the one that is read afterwards; every other alias of written memory turns into an opaque leaf, so nothing downstream
-can be misread. Operations that no attention is written with (convolutions, norms) stay opaque (`nodes`), and so do linear
-layers that are none of its products (`reach`).
+can be misread. Operations that no attention is written with (convolutions, norms) stay opaque (`nodes`), and so do
+linear layers that are none of its products (`reach`).
 """
 
 from __future__ import annotations

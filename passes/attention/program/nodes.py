@@ -8,8 +8,8 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-#: Functions whose inside is never part of an attention, but for some linear layers (`reach.is_product`): their result is
-#: a leaf, which keeps lowering cheap.
+#: Functions whose inside is never part of an attention, but for some linear layers (`reach.is_product`): their result
+#: is a leaf, which keeps lowering cheap.
 CLOSED = frozenset(
     "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d layer_norm rms_norm group_norm "
     "batch_norm instance_norm embedding embedding_bag cross_entropy gelu silu relu mish elu leaky_relu "
