@@ -291,10 +291,17 @@ class _Walk:
         return ((shape, 2 * HALF_BYTES),) if mean else ()
 
     def _is_divergence(self, node: Any) -> bool:
-        """Whether a node is the difference that `F.kl_div` ends with: what it takes the product of target and input
-        from was made for it alone, has no gradient, and is saved by nothing."""
-        (first, _), (product, _) = (*node.next_functions, (None, 0), (None, 0))[:2]
-        if not named(node, ("SubBackward0",)) or first is not None or product is None:
+        """Whether a node is what `F.kl_div` ends with, and saves no target that was made for it alone, has no gradient
+        and is there: the difference of what it takes of that and of a product with the input; of the logarithms of
+        probabilities, the product of their exponentials with a difference of the two."""
+        (first, _), (second, _) = (*node.next_functions, (None, 0), (None, 0))[:2]
+        if first is not None or second is None:
             return False
-        known = self.known.get(autograd.order(product)) if named(product, ("MulBackward0",)) else None
+        if named(node, ("SubBackward0",)):
+            return named(second, ("MulBackward0",)) and self._saves_numbers(second)
+        difference = named(node, ("MulBackward0",)) and named(second, ("SubBackward0",))
+        return difference and second.next_functions[0][0] is None and self._saves_numbers(node)
+
+    def _saves_numbers(self, node: Any) -> bool:
+        known = self.known.get(autograd.order(node))
         return known is not None and any(one.floating for one in known.outside)
