@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import threading
@@ -199,6 +200,7 @@ class Planned:
                 raise
         finally:
             self._before = None
+        gc.collect()  # frames of the compile that failed hold the tensors of this call, and each other
         return self._run(self._served, args)
 
     def _note_step(self, gradients: bool, args: Sequence[Any]) -> None:

@@ -18,6 +18,7 @@ import torch
 
 from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.compat.memory_backward import Held
+from optpass.backend.memory.eager.calls import begun_by, is_divergence
 from optpass.backend.memory.eager.inside import PARTS, SAME_GRADIENT, VIEWS, is_cut, is_tensor, named, temporaries_of
 from optpass.backend.memory.eager.timeline import AS_SEEN, Extent, Resize, Step, Timeline
 
@@ -189,10 +190,10 @@ class _Walk:
                 extents = autograd.output_extents(n)
                 key = self.place[n] if n in self.place else others.setdefault(n, -1 - len(others))
                 goes.append((key, extents[place] if place < len(extents) else NOTHING))
-        behind = self._behind(node)
+        behind, read = self._behind(node), [k for n in (node, *begun_by(node)) for k in self._inputs(n)]
         return Step(
             made=() if elsewhere else behind, kept=behind if elsewhere else (), let_go=(), given=made,
-            root=self.root[i], inputs=tuple(self._inputs(node)), goes=tuple(goes), held=tuple(held),
+            root=self.root[i], inputs=tuple(read), goes=tuple(goes), held=tuple(held),
             inside=self._inside_forward(node), passes=named(node, (*VIEWS, *SAME_GRADIENT)),
             temporaries=temporaries_of(node) + (i in self.cast),
         )  # fmt: skip
@@ -281,7 +282,7 @@ class _Walk:
         before = node.next_functions[0][0] if node.next_functions else None
         if named(node, CONTIGUOUS) and before is not None and (named(before, TRANSPOSED) or is_cut(before)):
             number += 1
-        number += self._is_divergence(node)
+        number += is_divergence(node, self._saves_numbers)
         told = self.inside.get(autograd.order(node), 0)
         return (*((self._input(node),) * number), *self._averaged(node), *((((told,), 1),) if told else ()))
 
@@ -289,18 +290,6 @@ class _Walk:
         shape, itemsize = self._input(node) if named(node, AVERAGED) else NOTHING
         mean = itemsize == HALF_BYTES and getattr(node, "_saved_reduction", MEAN) == MEAN and autograd.is_on_cpu(node)
         return ((shape, 2 * HALF_BYTES),) if mean else ()
-
-    def _is_divergence(self, node: Any) -> bool:
-        """Whether a node is what `F.kl_div` ends with, and saves no target that was made for it alone, has no gradient
-        and is there: the difference of what it takes of that and of a product with the input; of the logarithms of
-        probabilities, the product of their exponentials with a difference of the two."""
-        (first, _), (second, _) = (*node.next_functions, (None, 0), (None, 0))[:2]
-        if first is not None or second is None:
-            return False
-        if named(node, ("SubBackward0",)):
-            return named(second, ("MulBackward0",)) and self._saves_numbers(second)
-        difference = named(node, ("MulBackward0",)) and named(second, ("SubBackward0",))
-        return difference and second.next_functions[0][0] is None and self._saves_numbers(node)
 
     def _saves_numbers(self, node: Any) -> bool:
         known = self.known.get(autograd.order(node))

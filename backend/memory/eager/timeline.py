@@ -15,9 +15,6 @@ Shapes = tuple[tuple[int, ...], ...]
 SHIFT = 1
 #: The forward is taken to need this part more: small results live to the end of the expression that they are part of.
 LONGER = 0.005
-#: What is read no more may be a variable's or an argument's still, which autograd does not say: it is taken to stay until
-#: what was made of it is reduced to one number of so many, and no longer than so many operators.
-REDUCED, LINGERS = 8, 8
 #: Of so many factors a size may be a product: batch, sequence, and one more.
 FACTORS = 3
 
@@ -32,7 +29,7 @@ class Step:
         let_go: outputs of the compiled graph that are there no more when it runs.
         given: gradients that its backward is given.
         root: the step that made the storage of the result; -1 where none did.
-        inputs: steps whose results it reads.
+        inputs: steps whose results it reads, or the call does that it ends.
         goes: gradients that its backward makes, with the steps that they go to; others have negative numbers.
         held: what it alone holds for its backward, beside results of steps.
         inside: allocated and released in its forward.
@@ -51,11 +48,6 @@ class Step:
     inside: tuple[Extent, ...]
     passes: bool
     temporaries: int
-
-    def reduces(self) -> bool:
-        """Whether its result is far smaller than what it is made of."""
-        read = max((_size(extent) for _, extent in self.goes), default=0)
-        return REDUCED * sum(map(_size, self.given)) <= read
 
 
 class Resize:
@@ -164,14 +156,9 @@ class Timeline:
                     last[root] = max(last[root], i)
         return last
 
-    def _last_there(self, read: int) -> int:
-        """The last step in whose forward a result may be there that is read no more behind the step `read`."""
-        following = range(read, min(read + LINGERS, self.part.stop))
-        return next((i for i in following if self.steps[i].reduces()), following[-1] if following else read)
-
     def forward(self, sizes: Resize = AS_SEEN) -> int:
         """Most bytes that are allocated at one time in the forward."""
-        last = [self._last_there(read) for read in self._last_read()]
+        last = self._last_read()
         done: dict[int, list[int]] = {}
         for k, at in enumerate(last):
             if self.steps[k].root == k and k not in self.until:
@@ -212,10 +199,6 @@ class Timeline:
 
     def _made(self, i: int, sizes: Resize) -> int:
         return _sum(self.steps[i].made, sizes)
-
-
-def _size(extent: Extent) -> int:
-    return prod(extent[0]) * extent[1]
 
 
 def _sum(extents: Iterable[Extent], sizes: Resize) -> int:

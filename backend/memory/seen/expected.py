@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from optpass.backend.memory.replay.tail import Tail
 from optpass.backend.memory.seen.leaves import Leaf
 from optpass.backend.memory.seen.share import Share
 from optpass.backend.memory.seen.stores import Stores
+
+#: Inputs that are left out instead of taking one for another of another size.
+CHANGED = 3
 
 
 @dataclass(frozen=True)
@@ -97,18 +101,35 @@ def share_at(share: Share, leaf: Leaf, shapes: Shapes) -> Share:
 
 
 def _as_seen(seen: Shapes, shapes: Shapes) -> Shapes | None:
-    """`shapes`, one for each of `seen`: a graph that is compiled again may be given a size beside its tensors, or none.
-    None where they are those of another call."""
+    """`shapes`, one for each of `seen`, as few as can be of another size: a graph that is compiled again may be given
+    sizes beside its tensors, or without some, and is not given vectors that it turns out not to read. None where they
+    are those of another call."""
     if comparable(seen, shapes):
         return shapes
+    rows, columns = len(seen), len(shapes)
+    # Of what is left of both: what differs and is left out, and what comes first: 0 both, 1 of `seen`, 2 of `shapes`.
+    best: list[list[tuple[float, int]]] = [[(inf, 0)] * (columns + 1) for _ in range(rows + 1)]
+    best[rows][columns] = (0, 0)
+    for i in range(rows, -1, -1):
+        for j in range(columns, -1, -1):
+            ways = [best[i][j]]
+            if i < rows and j < columns and len(seen[i]) == len(shapes[j]):
+                ways.append((best[i + 1][j + 1][0] + (CHANGED if seen[i] != shapes[j] else 0), 0))
+            if i < rows and len(seen[i]) <= 1:
+                ways.append((best[i + 1][j][0] + 1, 1))
+            if j < columns and len(shapes[j]) <= 1:
+                ways.append((best[i][j + 1][0] + 1, 2))
+            best[i][j] = min(ways)
+    if best[0][0][0] == inf:
+        return None
     found: list[tuple[int, ...]] = []
-    left = list(shapes)
-    for shape in seen:
-        while len(left) > len(seen) - len(found) and len(left[0]) == 1:
-            left.pop(0)
-        spare = len(left) < len(seen) - len(found) and len(shape) == 1
-        found.append(shape if spare or not left else left.pop(0))
-    return tuple(found) if not left and comparable(seen, tuple(found)) else None
+    i = j = 0
+    while i < rows or j < columns:
+        way = best[i][j][1]
+        if way < 2:
+            found.append(seen[i] if way else shapes[j])
+        i, j = i + (way < 2), j + (way != 1)
+    return tuple(found)
 
 
 def comparable(one: Shapes, other: Shapes) -> bool:

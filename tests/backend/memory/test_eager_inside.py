@@ -67,6 +67,17 @@ def distilled(outputs, target, number):
     return F.kl_div(outputs.log_softmax(-1), target.softmax(-1), reduction="batchmean") * number
 
 
+def distilled_logs(outputs, target, number):
+    """The same of logarithms."""
+    target = target.log_softmax(-1)
+    return F.kl_div(outputs.log_softmax(-1), target, reduction="batchmean", log_target=True) * number
+
+
+def softened(outputs, target, number):
+    """What is given to a loss is there as long as that runs, and saved by none of its operators."""
+    return F.cross_entropy(outputs / 2, target.softmax(-1)) * number
+
+
 def structural(outputs, target, number):
     """Convolutions, of whose workspaces only the library knows, and whose forward's is most."""
     window = torch.ones(1, 1, 5, 5)
@@ -96,7 +107,7 @@ def checkpointed(outputs, target, number):
 
 
 LOSSES = [ranked, scaled, shifted, weighed, cumulated, alike, contrasted, smoothed, separated, blended, distilled,
-          structural, spectral, repeated, shared,
+          distilled_logs, softened, structural, spectral, repeated, shared,
           checkpointed]  # fmt: skip
 
 

@@ -204,10 +204,11 @@ def test_the_first_call_of_a_larger_size_leaves_room_for_others_of_its_step():
         (((32,), (8, 32)), 1.0),
     ],
 )
-def test_what_a_graph_may_use_of_a_step_at_larger_sizes(shapes, times):
+@pytest.mark.parametrize("unread", [(), ((8,), (8,), ())])  # vectors that it turned out not to read
+def test_what_a_graph_may_use_of_a_step_at_larger_sizes(shapes, times, unread):
     """Where a plan for a step that was seen is compiled when the graph is called at other sizes."""
     loss = seen(LOSSES["classes"], 512)
-    leaf = SimpleNamespace(seen_at=((64,), (8, 64)), loss=loss, known={}, late=100)
+    leaf = SimpleNamespace(seen_at=((64,), *unread, (8, 64)), loss=loss, known={}, late=100)
     tail = Tail(True, loss.forward_bytes, 0, loss.backward_bytes, -8, early_bytes=100)
     share = Share(Ledger(parameters=10, inputs=4096), tail, follow=12)
     found = share_at(share, leaf, shapes)

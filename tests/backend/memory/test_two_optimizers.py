@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import spectral_norm
 
 import optpass
 from optpass.backend.memory.measure import measure_peak, storage_bytes
@@ -53,6 +54,16 @@ class ClearedBeforeEach(Pair):
         self.of_first.zero_grad()
         judged(self.judge(fake), True).backward()
         self.of_first.step()
+
+
+class Normalized(ClearedBeforeEach):
+    """A graph of the critic that is compiled again is given less than before: it reads its vectors as they are now."""
+
+    def __init__(self):
+        super().__init__()
+        for layer in (layer for layer in self.second if isinstance(layer, nn.Linear)):
+            spectral_norm(layer)
+        self.of_second = torch.optim.Adam(self.second.parameters())
 
 
 class InThreeBackwards(Pair):
@@ -126,7 +137,7 @@ class Alike(Pair):
             optimizer.step()
 
 
-PROGRAMS = (ClearedBeforeEach, InThreeBackwards, CriticTwice, InMethods, CriticFrozen, Alike)
+PROGRAMS = (ClearedBeforeEach, Normalized, InThreeBackwards, CriticTwice, InMethods, CriticFrozen, Alike)
 
 
 def trained(kind, budget, steps=3):
