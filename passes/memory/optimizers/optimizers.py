@@ -173,8 +173,13 @@ def torch_class(kind: str) -> type[torch.optim.Optimizer]:
 
 def _formula_state(entry: OptimizerEntry, settings: Mapping[str, Any], parameters: Sequence[ParameterSize]) -> int:
     width = entry.bytes_per_element
-    states = entry.states + sum(each * settings[name] for name, each in entry.states_per.items())
+    states = entry.states + sum(each * _number(settings[name]) for name, each in entry.states_per.items())
     return int(sum(states * p.numel * (p.dtype.itemsize if width is None else width) for p in parameters))
+
+
+def _number(setting: Any) -> float:
+    """A setting that is no number counts once where it is set."""
+    return setting if isinstance(setting, (int, float)) else float(bool(setting))
 
 
 def _formula_step(entry: OptimizerEntry, parameters: Sequence[ParameterSize], gpu: bool) -> int:
