@@ -20,6 +20,9 @@ from optpass.backend.memory.seen.stores import Stores
 from optpass.backend.memory.seen.ungraded import Ahead, Lent
 from optpass.backend.memory.seen.watch import Watch
 
+#: Runs of a graph whose outputs are noted when these are over: others of the step may be looked at for a while.
+NOTED = 24
+
 
 class Now:
     """The runs of this process, as they are asked about."""
@@ -106,8 +109,12 @@ class Now:
             gc.collect()
 
     def _sweep(self) -> None:
-        before, self._live = self._live, [run for run in self._live if not run.is_over()]
-        self._after_backward |= len(self._live) < len(before)
+        over = [run for run in self._live if run.is_over()]
+        self._live = [run for run in self._live if run not in over]
+        self._after_backward |= bool(over)
+        for run in over:
+            if run.leaf.runs <= NOTED:
+                self._chains.note_returned(run.outputs, run.inputs)
         if self._unwatch is not None and not any(run.looked_at for run in self._live):
             self._unwatch()
             self._unwatch = None

@@ -24,20 +24,23 @@ BETWEEN, TANGENTS = ("loss", "backward of the loss"), "tangents"
 
 def bounds_of(leaf: Leaf, index: Mapping[Leaf, int], always: int) -> Iterator[Bound]:
     """One for each situation of a graph; of those that differ by plans that were replaced, the latest."""
-    latest: dict[tuple[tuple[int, int], ...], Beside] = {}
+    latest: dict[frozenset[tuple[Leaf, int]], Beside] = {}
     for replaced in (True, False):
         for others, situation in leaf.situations.items():
             if replaced == any(other.next is not None for other, _ in others):
-                counts = Counter[int]()
+                counts = Counter[Leaf]()
                 for other, n in others:
-                    counts.update({index[other.latest()]: n} if other.latest() in index else {})
-                latest[tuple(sorted(counts.items()))] = situation
+                    counts.update({other.latest(): n})
+                latest[frozenset(counts.items())] = situation
     limit = leaf.partitioner.budget.bytes - ENGINE_BYTES
-    for around, situation in latest.items():
+    for others, situation in latest.items():
         since = situation.since_loss or 0
+        around = tuple(sorted((index[other], n) for other, n in others if other in index))
+        # Nothing asks for the backward of some, of whose outputs the loss reads values alone: their plan stays.
+        unplanned = sum(max(other.held, 0) * n for other, n in others if other not in index)
         to = {index[g.latest()]: size for g, size in situation.handed_on.items() if g.latest() in index}
         yield Bound(
-            index[leaf], around, always + situation.most, limit, since, _loss_in(leaf, situation),
+            index[leaf], around, always + unplanned + situation.most, limit, since, _loss_in(leaf, situation),
             _early(leaf, situation) - (0 if leaf.again else since), situation.gone, to,
         )  # fmt: skip
 
