@@ -123,6 +123,23 @@ class CriticFrozen(Pair):
         self.of_second.step()
 
 
+class Matched(Pair):
+    """The features of what is real are wanted as values: that run of the critic waits for a backward that never comes."""
+
+    def __init__(self):
+        super().__init__(WIDTH)
+
+    def step(self):
+        fake = self.generate(torch.randn(ROWS, WIDTH))
+        self.of_second.zero_grad()
+        (judged(self.judge(self.batch), True) + judged(self.judge(fake.detach()), False)).backward()
+        self.of_second.step()
+        self.of_first.zero_grad()
+        real, made = self.judge(self.batch), self.judge(fake)
+        (judged(made, True) + F.l1_loss(made, real.detach())).backward()
+        self.of_first.step()
+
+
 class Alike(Pair):
     """Two networks of one shape, which share a graph, one trained behind the other."""
 
@@ -137,7 +154,7 @@ class Alike(Pair):
             optimizer.step()
 
 
-PROGRAMS = (ClearedBeforeEach, Normalized, InThreeBackwards, CriticTwice, InMethods, CriticFrozen, Alike)
+PROGRAMS = (ClearedBeforeEach, Normalized, InThreeBackwards, CriticTwice, InMethods, CriticFrozen, Matched, Alike)
 
 
 def trained(kind, budget, steps=3):
