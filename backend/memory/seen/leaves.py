@@ -41,6 +41,7 @@ class Leaf:
         buffers: the latter, of all calls looked at.
         elsewhere: frozen models that are there beside it, and what the program changes by hand from step to step.
         lent: what graphs had read and returned without gradients in its step, which the situations count.
+        lent_by_step: of these, parameters that turned out to be of its step, which counts them.
         inputs: what it and other plans of the same graph were given, and the targets of their losses.
         inputs_seen: bytes of these that were there when it was looked at, at most.
         inputs_there: the same in its backward, with the targets that were found until then.
@@ -89,6 +90,7 @@ class Leaf:
     buffers: Stores = field(default_factory=Stores)
     elsewhere: Stores = field(default_factory=Stores)
     lent: Stores = field(default_factory=Stores)
+    lent_by_step: Stores = field(default_factory=Stores)
     inputs: Stores = field(default_factory=Stores)
     inputs_seen: int = 0
     inputs_there: int = 0
@@ -173,7 +175,7 @@ class Leaf:
     def learn(self, leaf: Leaf) -> None:
         """Take over what was seen of the loss behind another plan of the same graph."""
         self.known, self.inputs, self.ran_of = dict(leaf.known), leaf.inputs, leaf.ran_of
-        self.elsewhere, self.lent = leaf.elsewhere, leaf.lent
+        self.elsewhere, self.lent, self.lent_by_step = leaf.elsewhere, leaf.lent, leaf.lent_by_step
         self.loss, self.seen = leaf.loss, leaf.seen
         self.keeps_outputs, self.kept_outputs = leaf.keeps_outputs, leaf.kept_outputs
         self.since_loss, self.keeps_graph = leaf.since_loss, leaf.keeps_graph
@@ -264,8 +266,17 @@ class Leaf:
             inputs.drop(counted)
         for situation in self.situations.values() if self.seen else ():
             situation.grow(gradients, gradients=True)
-            situation.grow(inputs.bytes())
+            situation.grow(inputs.bytes() - self._belongs_to_step(situation, parameters))
         self.lying, self.others, self.ran_with = max(self.lying, lying), {}, frozenset()
+
+    def _belongs_to_step(self, situation: Beside, parameters: Sequence[torch.Tensor]) -> int:
+        """Bytes of what was taken for a teacher's and turns out to be of the step's `parameters`, which count anyway: a
+        generator that has run without gradients before it is trained."""
+        own = Stores(parameters)
+        found = Stores.behind(s for s in situation.lent.storages() if own.has(s))
+        situation.lent.drop(found)
+        self.lent_by_step.update(found)
+        return found.bytes()
 
     def note_others(self, leaves: Iterable[Leaf], step: Iterable[Leaf]) -> None:
         """It was looked at as one of `step`; others may turn out to be of that, too."""

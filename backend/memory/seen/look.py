@@ -42,6 +42,7 @@ class There:
         old: of these, what earlier runs have returned.
         gone: of outputs of others, what is not there any more.
         handed_on: what of that graphs had been given, by graph.
+        lent: of `other`, what was lent to graphs without gradients.
     """
 
     gradients: int
@@ -49,6 +50,7 @@ class There:
     old: int
     gone: int
     handed_on: Mapping[Leaf, int]
+    lent: Stores
 
 
 def others_of(live: Sequence[Run], run: Run | None = None) -> frozenset[tuple[Leaf, int]]:
@@ -74,6 +76,7 @@ def note(
     there, since = gradients + other - made, loss.kept_bytes - gone
     situation = leaf.situations.setdefault(others_of(live, run), Beside())
     situation.gone, situation.handed_on = around.gone, around.handed_on
+    situation.lent.update(around.lent)
     behind = there + since + loss.backward_bytes if loss.backward_bytes else 0
     # Outputs that had gone before its forward are not there in it, and what is gone behind the loss is less.
     early = min(run.gone_before, other, gone)
@@ -250,6 +253,7 @@ def beside(
     parameters = list({id(p): p for p in (*parameters_of(step), *waiting)}.values())  # a step may begin between them
     there = Stores()
     there.update(lent)
+    there.drop(leaf.lent_by_step)
     leaf.lent.update(lent)
     if lent.alive():  # to an optimizer whose step is compiled: counted as its state
         there.drop(Stores(states_of(parameters)))
@@ -272,6 +276,7 @@ def beside(
         known.update({**r.leaf.buffers.alive(), **r.leaf.elsewhere.alive()})
     bytes_of_gradients = sum(size for key_, size in gradients.items() if key_ not in known)
     counted = known.keys() | gradients.keys()
+    lending = Stores.behind(s for s in lent.storages() if there.has(s) and s._cdata not in counted)
     since = _bytes_but(counted | there.alive().keys(), old.alive())
     there.update(old)
     other = _bytes_but(counted, there.alive())
@@ -281,7 +286,8 @@ def beside(
     handed_on: Counter[Leaf] = Counter()
     for r in others:
         handed_on.update(r.handed_on(live))
-    return There(bytes_of_gradients, other, since, sum(r.released_outputs() for r in others), dict(handed_on))
+    return There(bytes_of_gradients, other, since, sum(r.released_outputs() for r in others), dict(handed_on),
+                 lending)  # fmt: skip
 
 
 def _bytes_but(counted: Collection[int], there: Mapping[int, int]) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from optpass.backend.memory.seen.stores import Stores
+
 if TYPE_CHECKING:
     from optpass.backend.memory.seen.leaves import Leaf
 
@@ -23,6 +25,7 @@ class Beside:
         in_loss, in_loss_backward: all of these and the loss, in the forward of the loss and in its backward.
         expected: of gradients, what is likely to be there when it is seen next, and was not.
         late: of gradients, how many more were there in its forward, and in that of the loss, and cleared since.
+        lent: of `other`, what was lent to graphs without gradients.
         gone, handed_on: outputs of others that were gone, and those of them that graphs had been given, by graph.
     """
 
@@ -36,6 +39,7 @@ class Beside:
     late: int = 0
     gone: int = 0
     handed_on: Mapping[Leaf, int] = field(default_factory=dict)
+    lent: Stores = field(default_factory=Stores)
     times: int = 0
 
     @property
