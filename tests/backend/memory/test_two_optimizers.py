@@ -124,7 +124,7 @@ class CriticFrozen(Pair):
 
 
 class Matched(Pair):
-    """The features of what is real are wanted as values: that run of the critic waits for a backward that never comes."""
+    """Features of what is real are wanted as values: that run of the critic waits for a backward that never comes."""
 
     def __init__(self):
         super().__init__(WIDTH)
