@@ -20,13 +20,14 @@ def begun_by(node: Any) -> list[Any]:
     return [following] if summed and following is not None else []
 
 
-def is_divergence(node: Any, saves_numbers: Callable[[Any], bool]) -> bool:
+def is_divergence(node: Any, saves_numbers: Callable[[Any], bool], saves_its_own: Callable[[Any], bool]) -> bool:
     """Whether a node is what `F.kl_div` ends with, and does not save the target, which was made for it alone and has no
     gradient: the difference of what it takes of that and of a product with the input; of logarithms of probabilities,
     the product of their exponentials with a difference of the two.
 
     Args:
         saves_numbers: whether a node has saved numbers that no node made.
+        saves_its_own: whether it has saved such as nobody else holds, so that they are no mask of the caller's.
     """
     (first, _), (second, _) = (*node.next_functions, (None, 0), (None, 0))[:2]
     if first is not None or second is None:
@@ -34,4 +35,4 @@ def is_divergence(node: Any, saves_numbers: Callable[[Any], bool]) -> bool:
     if named(node, ("SubBackward0",)):
         return named(second, ("MulBackward0",)) and saves_numbers(second)
     difference = named(node, ("MulBackward0",)) and named(second, ("SubBackward0",))
-    return difference and second.next_functions[0][0] is None and saves_numbers(node)
+    return difference and second.next_functions[0][0] is None and saves_its_own(node)

@@ -282,7 +282,7 @@ class _Walk:
         before = node.next_functions[0][0] if node.next_functions else None
         if named(node, CONTIGUOUS) and before is not None and (named(before, TRANSPOSED) or is_cut(before)):
             number += 1
-        number += is_divergence(node, self._saves_numbers)
+        number += is_divergence(node, self._saves_numbers, self._saves_its_own)
         told = self.inside.get(autograd.order(node), 0)
         return (*((self._input(node),) * number), *self._averaged(node), *((((told,), 1),) if told else ()))
 
@@ -294,3 +294,7 @@ class _Walk:
     def _saves_numbers(self, node: Any) -> bool:
         known = self.known.get(autograd.order(node))
         return known is not None and any(one.floating for one in known.outside)
+
+    def _saves_its_own(self, node: Any) -> bool:
+        known = self.known.get(autograd.order(node))
+        return known is not None and any(one.floating and one.storage() is None for one in known.outside)

@@ -106,6 +106,8 @@ def _as_seen(seen: Shapes, shapes: Shapes) -> Shapes | None:
     are those of another call."""
     if comparable(seen, shapes):
         return shapes
+    if _is_part(shapes, seen):
+        return seen
     rows, columns = len(seen), len(shapes)
     # Of what is left of both: what differs and is left out, and what comes first: 0 both, 1 of `seen`, 2 of `shapes`.
     best: list[list[tuple[float, int]]] = [[(inf, 0)] * (columns + 1) for _ in range(rows + 1)]
@@ -130,6 +132,17 @@ def _as_seen(seen: Shapes, shapes: Shapes) -> Shapes | None:
             found.append(seen[i] if way else shapes[j])
         i, j = i + (way < 2), j + (way != 1)
     return tuple(found)
+
+
+def _is_part(shapes: Shapes, seen: Shapes) -> bool:
+    """Whether `shapes` are those of `seen`, but for vectors and numbers that are left out."""
+    number = 0
+    for shape in seen:
+        if number < len(shapes) and shapes[number] == shape:
+            number += 1
+        elif len(shape) > 1:
+            return False
+    return number == len(shapes)
 
 
 def comparable(one: Shapes, other: Shapes) -> bool:

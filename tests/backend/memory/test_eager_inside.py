@@ -73,6 +73,11 @@ def distilled_logs(outputs, target, number):
     return F.kl_div(outputs.log_softmax(-1), target, reduction="batchmean", log_target=True) * number
 
 
+def masked(outputs, target, number):
+    """It is no such difference that a mask of the caller's is taken of."""
+    return (target * (target - outputs)).square().mean() * number
+
+
 def softened(outputs, target, number):
     """What is given to a loss is there as long as that runs, and saved by none of its operators."""
     return F.cross_entropy(outputs / 2, target.softmax(-1)) * number
@@ -107,7 +112,7 @@ def checkpointed(outputs, target, number):
 
 
 LOSSES = [ranked, scaled, shifted, weighed, cumulated, alike, contrasted, smoothed, separated, blended, distilled,
-          distilled_logs, softened, structural, spectral, repeated, shared,
+          distilled_logs, masked, softened, structural, spectral, repeated, shared,
           checkpointed]  # fmt: skip
 
 
