@@ -38,6 +38,7 @@ class Budget:
         lenient: where nothing fits, the plan beside which most is left is taken: the step is under way, and the next
             one is planned anew.
         around: elements and bytes of tensors that the caller holds and the graph does not read: its loss may.
+        taught: graphs without gradients have returned as much as it does: its loss may read that.
         handed: positions and bytes of inputs that earlier graphs of the step returned and do not read again: they go
             with their last holder.
         held: what calls the step holds the outputs until it asks for the backward; None where that is not known.
@@ -68,6 +69,7 @@ class Budget:
     settled: bool = False
     lenient: bool = False
     around: tuple[tuple[int, int], ...] = ()
+    taught: bool = False
     handed: tuple[tuple[int, int], ...] = ()
     held: bool | None = True
     apart: Ledger | None = None

@@ -54,6 +54,7 @@ class StepTensors:
         held: what the function that calls the graph holds beside them, and beside an index for each row of an output.
         idle: parameters of modules that it reads others of, which have no gradient and which it does not read.
         shards, gathering: as `shards_behind` its parameters.
+        taught: graphs without gradients have returned as much as it returns, as a teacher has.
         calls_others: the function that called the step names other compiled ones in calls before its backward.
         module_tensors: positions of those buffers that are inputs of the graph.
         elsewhere: frozen models that are there beside it, weakly.
@@ -80,6 +81,7 @@ class StepTensors:
     shards: tuple[torch.Tensor, ...] = ()
     gathering: int = 0
     calls_others: bool = False
+    taught: bool = False
 
     @classmethod
     def of(
@@ -121,6 +123,9 @@ class StepTensors:
         others = {(t.numel(), t.nbytes) for t in plain if t.numel() in wanted and not read.has(t.untyped_storage())}
         own = [p for _, p in parameters]
         training = torch.is_grad_enabled() and not is_checkpointed()
+        returned = STEPS.lent()
+        returned.drop(Stores([*own, *buffers, *inputs]))
+        taught = training and any(size // width in wanted for size in returned.alive().values() for width in (2, 4))
         elsewhere = Stores(frozen_models([*own, *buffers, *inputs, *beside]) if training else ())
         elsewhere.drop(STEPS.lent())
         mine = held_in_call((t.device for t in (*own, *inputs)), own)
@@ -132,7 +137,7 @@ class StepTensors:
             calls_to_come() if training else 0, Stores(still), elsewhere, is_checkpointed(), tuple(positions),
             holds_result() if torch.is_grad_enabled() else True,
             tuple(t for t in beside if t.requires_grad and t.grad is None), tuple(shards), gathering,
-            training and calls_compiled(),
+            training and calls_compiled(), taught,
         )  # fmt: skip
 
     @property
@@ -230,6 +235,7 @@ def budget_of(
         lenient=expected.crowded,
         tail=expected.tail,
         around=tensors.around,
+        taught=tensors.taught,
         handed=only_handed_on(zip(tensors.positions, tensors.inputs, strict=False), outputs.alive()),
         held=tensors.held_by_caller,
         apart=apart,

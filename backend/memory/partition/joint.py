@@ -122,6 +122,7 @@ def assumed_of(joint: fx.GraphModule, budget: Budget) -> list[tuple[Tail, Ledger
     squares = () if budget.shared or budget.again else squares_of(joint)
     found = [(tails[0], more), *((tail, held) for tail in squares)] if held > plain else []
     found += [(tail, plain) for tail in tails]
+    found = [*((tail, plain) for tail in taught(joint, budget)), *found]
     likely = [(tail, Ledger(inputs=size)) for tail, size in found]
     apart = budget.apart if budget.shared else None
     if apart is not None and apart.total:
@@ -189,6 +190,18 @@ def squares_of(joint: fx.GraphModule) -> tuple[Tail, ...]:
     size = sum(size_of(t) for t in _tangents(joint))
     wide = sum(int(hint(t.numel())) * _WIDE for t in _tangents(joint) if t.element_size() < _WIDE)
     return tuple(Tail(holds, size + wide, 0, size, kept_bytes=size, reads_outputs=not holds) for holds in (True, False))
+
+
+def taught(joint: fx.GraphModule, budget: Budget) -> tuple[Tail, ...]:
+    """What happens between the graphs where a loss outside reads what a teacher has returned: cross entropy, and a
+    divergence from the teacher of logarithms of probabilities, which is there beside them in four forms and a product,
+    and saves two of these."""
+    values = _tensors(joint)
+    apart = budget.shared or budget.again or not loss_is_outside(joint) or _like_inputs(joint, values)
+    if apart or not budget.taught:
+        return ()
+    wide = sum(int(hint(t.numel())) * max(t.element_size(), _WIDE) for t in values)
+    return (Tail(True, 6 * wide, 3 * wide, 2 * wide),)
 
 
 def tails_of_one(joint: fx.GraphModule) -> tuple[Tail, ...]:
