@@ -151,6 +151,34 @@ def test_a_number_that_does_not_train_all_is_not_the_loss(whole):
     assert first_step(model, inputs, loss, held, budget)[0] <= budget
 
 
+def distilled(budget):
+    """The peak of two steps that learn from classes and from a teacher, which is compiled, too."""
+    torch._dynamo.reset()
+    optpass.reset_report()
+    torch.manual_seed(0)
+    options = {"inner": "aot_eager", "optimizer": "none", "memory_budget": budget}
+    hidden = [[m for _ in range(n) for m in (nn.Linear(WIDTH, WIDTH), nn.GELU())] for n in (4, 2)]
+    student, teacher = (nn.Sequential(*layers, nn.Linear(WIDTH, 16 * CLASSES)) for layers in hidden)
+    call, teach = (torch.compile(model, backend="optpass", options=options) for model in (student, teacher.eval()))
+    inputs, target = torch.randn(ROWS, WIDTH), torch.randint(0, CLASSES, (ROWS,))
+
+    def step():
+        with torch.no_grad():
+            taught = teach(inputs)
+        out = call(inputs)
+        wanted, found = (taught / 2).log_softmax(-1), (out / 2).log_softmax(-1)
+        (F.cross_entropy(out, target) + F.kl_div(found, wanted, log_target=True, reduction="batchmean")).backward()
+        student.zero_grad()
+
+    found = measure_peak(lambda: [step() for _ in range(2)])
+    return storage_bytes([*student.parameters(), *teacher.parameters(), inputs, target]) + found.bytes_above_start, None
+
+
+def test_a_loss_with_a_teacher_fits_at_the_floor_of_later_steps(steps):
+    floor, peak, _ = steps.smallest(distilled)
+    assert 0.9 * floor <= peak <= floor
+
+
 def test_what_a_regression_may_need_refuses_no_other_loss():
     """Outputs of the inputs' shape whose loss is a graph of its own, or small, fit less than a mean of squares does."""
     torch.manual_seed(0)
