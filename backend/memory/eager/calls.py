@@ -1,5 +1,5 @@
-"""Losses of torch's that are one call and several nodes of autograd: what it is given is there until it is over, as no
-node says (aten/src/ATen/native/Loss.cpp and LossNLL.cpp).
+"""Losses of torch's that are one call and several nodes of autograd: what such a call is given is there until it is
+over, which no node says (aten/src/ATen/native/Loss.cpp and LossNLL.cpp).
 """
 
 from __future__ import annotations

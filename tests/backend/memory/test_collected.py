@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import optpass
+from optpass.backend.memory.planned import Planned
 from optpass.errors import BudgetInfeasibleError
 
 ROWS, WIDTH, CLASSES = 96, 32, 64
@@ -100,3 +104,37 @@ def test_what_is_collected_from_step_to_step_does_not(to_none, inputs, steps):
         optimizer.zero_grad(set_to_none=to_none)
         history.append(detached(loss, *others))
     assert not any("planned together" in text for text in optpass.report().warnings)
+
+
+def test_a_plan_that_cannot_be_had_holds_nothing_of_its_call(monkeypatch):
+    """What served before serves on; frames of the compile that failed hold each other, and the call's tensors."""
+    torch._dynamo.reset()
+    options = {"inner": "aot_eager", "optimizer": "none", "memory_budget": 10**9}
+    layer = nn.Linear(WIDTH, WIDTH)
+    compiled = torch.compile(layer, backend="optpass", options=options)
+    compiled(torch.randn(ROWS, WIDTH)).sum().backward()
+
+    def cannot(*_):
+        def failed(*args):
+            frames = [args]
+            frames.append(frames)
+            raise BudgetInfeasibleError("no plan fits", floor_bytes=2, budget_bytes=1)
+
+        return failed
+
+    def goes_back(planned, *_):
+        planned._served = planned._compiled
+        return True
+
+    monkeypatch.setattr(Planned, "_has_stood", lambda _: True)
+    monkeypatch.setattr(Planned, "_other", cannot)
+    monkeypatch.setattr(Planned, "_goes_back", goes_back)
+    given = torch.randn(ROWS, WIDTH)
+    there = weakref.ref(given.untyped_storage())
+    gc.disable()
+    try:
+        torch.testing.assert_close(compiled(given), layer(given))
+        del given
+        assert there() is None
+    finally:
+        gc.enable()
