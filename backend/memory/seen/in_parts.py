@@ -16,6 +16,7 @@ from optpass.backend.compat.memory_callers import Place, places_of_backward
 from optpass.backend.compat.memory_clears import ToCome
 from optpass.backend.memory.seen.late import Clearing
 from optpass.backend.memory.seen.parameters import alive, first_trained, parameters_of
+from optpass.passes.wrappers import nbytes_of
 
 if TYPE_CHECKING:
     from optpass.backend.memory.seen.leaves import Leaf
@@ -78,7 +79,7 @@ def graded_at(run: Run, running: autograd.RunningBackward | None, leaves: Iterab
     leaves_made = (autograd.leaf_of(node) for node in autograd.walk(running.roots, lambda _: False))
     made = frozenset(id(p) for p in leaves_made if p is not None)
     own = made.intersection(id(reference()) for reference in run.parameters)
-    there = {id(p): p.grad.nbytes for p in parameters_of(leaves) if p.grad is not None and id(p) not in own}
+    there = {id(p): nbytes_of(p.grad) for p in parameters_of(leaves) if p.grad is not None and id(p) not in own}
     return Graded(own, there, made - own)
 
 
@@ -94,7 +95,7 @@ def note_staying(leaf: Leaf, step: Sequence[Leaf], clearing: Clearing, own: Set[
     if graded is not None and _is_to_run(leaf, own, clearing):
         leaf.graded = None
         cleared = clearing.before(own, leaf.clears.places)
-        now = {id(p): p.grad.nbytes for p in parameters_of(step) if p.requires_grad and p.grad is not None}
+        now = {id(p): nbytes_of(p.grad) for p in parameters_of(step) if p.requires_grad and p.grad is not None}
         if cleared is not None:
             stay = {key: size for key, size in now.items() if key not in graded.made and key not in cleared}
             there = {key: size for key, size in {**graded.there, **stay}.items() if key not in own}

@@ -124,6 +124,8 @@ class Late:
     def _gradients(self, trained: Sequence[torch.Tensor], step: Callable[[], Sequence[torch.Tensor]]) -> Clearing:
         before, now = self._versions.note(trained)
         self._read(before, now)
+        if before == now and self._pending == id(first_trained(trained)) and self._seen.bytes():
+            return replace(self._to_come, bytes=self._bytes)  # another run of the step, before its first backward
         one = self._one_of_them(trained, before, now)
         if one is None:
             return self._to_come

@@ -24,6 +24,7 @@ from optpass.backend.memory.seen.share import Share
 from optpass.backend.memory.seen.situation import Beside
 from optpass.backend.memory.seen.stores import Stores
 from optpass.options import Options
+from optpass.passes.wrappers import nbytes_of
 
 
 @dataclass(eq=False)
@@ -282,7 +283,9 @@ class Leaf:
         """It was looked at as one of `step`; others may turn out to be of that, too."""
         step = list(step)
         known = {id(p) for p in parameters_of(step)}
-        self.others = {id(p): p.grad.nbytes for p in parameters_of(leaves) if p.grad is not None and id(p) not in known}
+        self.others = {
+            id(p): nbytes_of(p.grad) for p in parameters_of(leaves) if p.grad is not None and id(p) not in known
+        }
         self.ran_with = frozenset(leaf.origin for leaf in step)
 
     def _fullest(self) -> Beside:

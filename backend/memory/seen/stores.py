@@ -109,7 +109,8 @@ class Stores:
 
 
 def storages_of(tensor: torch.Tensor) -> Sequence[Any]:
-    """What is behind a tensor, or behind the parts of a wrapper. This is asked of every tensor of every call."""
-    if type(tensor) in PLAIN:
-        return (tensor.untyped_storage(),) if tensor.layout is torch.strided else ()
+    """What is behind a tensor, or behind the parts of a wrapper or a sparse one. This is asked of every tensor of every
+    call."""
+    if type(tensor) in PLAIN and tensor.layout is torch.strided:
+        return (tensor.untyped_storage(),)
     return [part.untyped_storage() for part in plain_tensors(tensor) if part.layout == torch.strided]

@@ -145,7 +145,7 @@ def note_stepping(leaves: Iterable[Leaf], args: Sequence[Any], needs: Callable[[
     """
     given = Stores(t for t in args if isinstance(t, torch.Tensor))
     for leaf in set(leaves):
-        if any(p.grad is not None and given.has(p.grad.untyped_storage()) for p in parameters_of([leaf])):
+        if any(p.grad is not None and given.behind_any(p.grad) for p in parameters_of([leaf])):
             leaf.stepping = max(leaf.stepping or 0, needs())
             leaf.news = True
 
