@@ -82,7 +82,8 @@ def note(
     early = min(run.gone_before, other, gone)
     in_loss = there - early + late + loss.forward_bytes
     in_loss = max(in_loss, run.behind + run.behind_saved, run.behind_again(loss.early_bytes))
-    news = situation.widen(gradients, other - early + waiting, since + early, in_loss, behind, around.old, late)
+    mine = other - early + waiting
+    news = situation.widen(gradients, mine, since + early, in_loss, behind, around.old, late, waiting)
     if loss.backward_bytes < before.backward_bytes and leaf.seen_at:
         loss = replace(loss, timeline=before.timeline)
     else:
@@ -163,6 +164,11 @@ def loss_behind(
     kept += aside.bytes()
     left = kept + part - min(part, ENGINE_BYTES // 4)  # a loss is among an optimizer's numbers
     leaf.note_left(left, [*results.storages(), *aside.storages(), *outputs])
+    if node is not None:  # those that were made before it are there in its forward, too
+        mine, at = results.alive(), autograd.order(node)
+        older = Stores(t for t in made if autograd.order(t.grad_fn) < at)
+        run.older = Stores.behind(s for s in older.storages() if s._cdata in mine)
+        kept = max(0, kept - run.older.bytes())
     kept += 0 if leaf.keeps_outputs else part
     if node is None or all(n is not node for n in autograd.walk(running.roots, lambda n: n is node)):
         return EagerLoss(kept_bytes=kept), 0
@@ -195,6 +201,7 @@ def loss_behind(
     there = Stores([*held, *saved])
     there.update(leaf.inputs)
     there.update(results)
+    there.update(run.older)
     there.update(aside)
     gradients = watch.gradients(found.leaves)
     backward = max(0, seen - watch.among(there)) + waits
@@ -266,6 +273,7 @@ def beside(
     there.add(saved)
     for r in (run, *others):
         there.update(r.eager.with_those_of(r.graded))
+    there.update(run.older)
     known = Stores(own_of(parameters, step)).alive()
     gradients = Stores([p.grad for p in parameters if p.grad is not None]).alive()
     leaf.lying = max(leaf.lying, lying_gradients(parameters))

@@ -38,6 +38,7 @@ class Run:
         let_go: its outputs that were released: the place of the next node of autograd, and their bytes.
         let_go_before: how many of these were before the backward began.
         graded: what its caller has made since an earlier backward of it, which left it for another one.
+        older: results of eager code that were made before it, and are held in its backward.
         behind: bytes that a graph without gradients needed that ran behind it, with what was there beside it.
         behind_at: the place of the node of autograd that was next then.
         behind_made: what it returned, and `behind_there` with what was there beside it, in bytes.
@@ -61,6 +62,7 @@ class Run:
     let_go: list[tuple[int, int]] = field(default_factory=list)
     let_go_before: int = 0
     graded: Stores = field(default_factory=Stores)
+    older: Stores = field(default_factory=Stores)
     behind: int = 0
     behind_at: int = 0
     behind_made: list[tuple[Any, int]] = field(default_factory=list)

@@ -26,6 +26,7 @@ class Beside:
         expected: of gradients, what is likely to be there when it is seen next, and was not.
         late: of gradients, how many more were there in its forward, and in that of the loss, and cleared since.
         lent: of `other`, what was lent to graphs without gradients.
+        waiting: of `other`, gradients that the running backward has made for nodes that are still to run, at least.
         gone, handed_on: outputs of others that were gone, and those of them that graphs had been given, by graph.
     """
 
@@ -40,6 +41,7 @@ class Beside:
     gone: int = 0
     handed_on: Mapping[Leaf, int] = field(default_factory=dict)
     lent: Stores = field(default_factory=Stores)
+    waiting: int = 0
     times: int = 0
 
     @property
@@ -59,13 +61,14 @@ class Beside:
 
     def widen(
         self, gradients: int, other: int, since_loss: int, in_loss: int, in_loss_backward: int, old: int = 0,
-        late: int = 0,
+        late: int = 0, waiting: int = 0,
     ) -> bool:  # fmt: skip
         """Take in what was seen, with `old` bytes that earlier runs have returned; whether it is more."""
         before = self.most, self.gradients, self.in_loss, self.in_loss_backward, self.late
         if self.expected:
             self.grow(-self.expected, gradients=True)
             self.expected = 0
+        self.waiting = min(self.waiting, waiting) if self.times else waiting
         self.times += 1
         self.since_loss = since_loss if self.since_loss is None else max(self.since_loss, since_loss)
         self.gradients, self.other = max(self.gradients, gradients), max(self.other, other)

@@ -34,7 +34,7 @@ def bounds_of(leaf: Leaf, index: Mapping[Leaf, int], always: int) -> Iterator[Bo
                 latest[frozenset(counts.items())] = situation
     limit = leaf.partitioner.budget.bytes - ENGINE_BYTES
     for others, situation in latest.items():
-        since = situation.since_loss or 0
+        since = (situation.since_loss or 0) + situation.waiting
         around = tuple(sorted((index[other], n) for other, n in others if other in index))
         # Nothing asks for the backward of some, of whose outputs the loss reads values alone: their plan stays.
         unplanned = sum(max(other.held, 0) * n for other, n in others if other not in index)
