@@ -9,7 +9,7 @@ import torch
 from optpass.backend.memory.measure import storage_bytes
 from optpass.passes.memory.optimizers.rehearsal import sizes_of
 from optpass.passes.roofline.extract import concrete
-from optpass.passes.wrappers import plain_tensors
+from optpass.passes.wrappers import nbytes_of, plain_tensors
 
 
 class Shard(torch.Tensor):
@@ -45,3 +45,13 @@ def test_what_this_process_holds_counts() -> None:
 def test_parts_of_parts() -> None:
     part = torch.randn(1)
     assert [t is part for t in plain_tensors(Shard(Shard(part)))] == [True]
+
+
+def test_what_a_sparse_tensor_holds_counts() -> None:
+    table = torch.nn.Embedding(100, 4, sparse=True)
+    table(torch.tensor([3, 3, 7])).sum().backward()
+    gradient = table.weight.grad
+    assert gradient is not None and gradient.layout is torch.sparse_coo
+    assert nbytes_of(gradient) == storage_bytes([gradient]) == 3 * 8 + 3 * 4 * 4
+    rows = torch.eye(4).to_sparse_csr()
+    assert nbytes_of(rows) == 5 * 8 + 4 * 8 + 4 * 4 and nbytes_of(torch.eye(4).to_sparse_csc()) == nbytes_of(rows)

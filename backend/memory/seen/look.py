@@ -80,7 +80,7 @@ def note(
     behind = there + since + loss.backward_bytes if loss.backward_bytes else 0
     # Outputs that had gone before its forward are not there in it, and what is gone behind the loss is less.
     early = min(run.gone_before, other, gone)
-    in_loss = there - early + late + loss.forward_bytes
+    in_loss = there - early + late + loss.forward_bytes + run.among
     in_loss = max(in_loss, run.behind + run.behind_saved, run.behind_again(loss.early_bytes))
     mine = other - early + waiting
     news = situation.widen(gradients, mine, since + early, in_loss, behind, around.old, late, waiting)
@@ -165,10 +165,10 @@ def loss_behind(
     left = kept + part - min(part, ENGINE_BYTES // 4)  # a loss is among an optimizer's numbers
     leaf.note_left(left, [*results.storages(), *aside.storages(), *outputs])
     if node is not None:  # those that were made before it are there in its forward, too
-        mine, at = results.alive(), autograd.order(node)
-        older = Stores(t for t in made if autograd.order(t.grad_fn) < at)
-        run.older = Stores.behind(s for s in older.storages() if s._cdata in mine)
+        run.older = _made_before(node, made, results)
         kept = max(0, kept - run.older.bytes())
+        last = max((n for r in live if (n := r.node()) is not None), key=autograd.order, default=node)
+        run.among = max(0, _made_before(last, made, results).bytes() - run.older.bytes())
     kept += 0 if leaf.keeps_outputs else part
     if node is None or all(n is not node for n in autograd.walk(running.roots, lambda n: n is node)):
         return EagerLoss(kept_bytes=kept), 0
@@ -206,6 +206,12 @@ def loss_behind(
     gradients = watch.gradients(found.leaves)
     backward = max(0, seen - watch.among(there)) + waits
     return replace(found, kept_bytes=kept, backward_bytes=backward), gradients
+
+
+def _made_before(node: Any, made: Sequence[torch.Tensor], among: Stores) -> Stores:
+    """Which of the storages `among` are of tensors that were `made` before a node of autograd."""
+    older = Stores(t for t in made if autograd.order(t.grad_fn) < autograd.order(node))
+    return Stores.behind(s for s in older.storages() if among.has(s))
 
 
 def _aside(

@@ -39,6 +39,7 @@ class Run:
         let_go_before: how many of these were before the backward began.
         graded: what its caller has made since an earlier backward of it, which left it for another one.
         older: results of eager code that were made before it, and are held in its backward.
+        among: bytes of those that were made behind it, but before the last run that waited in its backward.
         behind: bytes that a graph without gradients needed that ran behind it, with what was there beside it.
         behind_at: the place of the node of autograd that was next then.
         behind_made: what it returned, and `behind_there` with what was there beside it, in bytes.
@@ -63,6 +64,7 @@ class Run:
     let_go_before: int = 0
     graded: Stores = field(default_factory=Stores)
     older: Stores = field(default_factory=Stores)
+    among: int = 0
     behind: int = 0
     behind_at: int = 0
     behind_made: list[tuple[Any, int]] = field(default_factory=list)

@@ -72,6 +72,20 @@ def micro_batches(model, optimizer, batch, build):
     return step
 
 
+def forwards_first(model, optimizer, batch, build):
+    """As a pipeline fills: all forwards, then all backwards."""
+    call = build(model)
+
+    def step():
+        losses = [F.mse_loss(call(x), y) for x, y in zip(*(t.chunk(MICRO) for t in batch), strict=True)]
+        optimizer.zero_grad()
+        for loss in losses:
+            loss.backward()
+        optimizer.step()
+
+    return step
+
+
 def cleared_early(model, optimizer, batch, build):
     call = build(lambda x, y: F.mse_loss(model(x), y))
 
@@ -168,6 +182,16 @@ def test_gradients_on_their_way_out_are_known_at_other_sizes(steps):
 def test_nothing_is_compiled_for_gradients_that_are_on_their_way_out():
     trained(loss_inside, 10**9)
     assert len(optpass.report().graphs) == 1
+
+
+def test_runs_that_wait_share_a_plan(steps):
+    """Gradients of the step before are no gradients of earlier micro-batches for the second run either."""
+    floor, _, _ = steps.smallest(partial(trained, forwards_first))
+    top, reference = trained(forwards_first, 10**9)
+    budget = floor + (top - floor) * 2 // 3
+    peak, parameters = trained(forwards_first, budget)
+    assert 0.95 * budget <= peak <= budget
+    assert all(map(torch.equal, parameters, reference))
 
 
 def test_code_is_read_a_few_times():

@@ -117,3 +117,27 @@ def test_what_is_added_up_in_place_is_so_while_it_is_watched() -> None:
     first, *others = [measure_peak(step).bytes_above_start for _ in range(4)]
     assert max(first, *others) < 3.5 * ROWS * CLASSES * 4
     assert len(set(others)) == 1
+
+
+def sparse(call: Any) -> Any:
+    """A table in eager, with gradients that are sparse, before the compiled graph."""
+    table, model = nn.Embedding(800, WIDTH, sparse=True), Backbone()
+    compiled, given = call(model), torch.randint(800, (ROWS,))
+
+    def step() -> list[torch.Tensor]:
+        compiled(table(given)).square().mean().backward()
+        found = [p.grad.to_dense() for p in (*table.parameters(), *model.parameters()) if p.grad is not None]
+        for part in (table, model):
+            part.zero_grad()
+        return found
+
+    return step, (table, model), (given,)
+
+
+def test_gradients_that_are_sparse_count_as_what_they_hold(steps: Any) -> None:
+    peak, results, predicted, held = steps.measured(sparse, steps.PLENTY)
+    assert predicted == pytest.approx(peak, rel=0.005)
+    budget = (held + peak) // 2
+    less, same, predicted, _ = steps.measured(sparse, budget)
+    assert less <= budget and predicted == pytest.approx(less, rel=0.005)
+    assert all(torch.equal(a, b) for one, two in zip(results, same, strict=True) for a, b in zip(one, two, strict=True))
