@@ -14,7 +14,7 @@ from optpass.bench.attention_ways import BLOCKS, FLEX, UNFUSED, Meter, Point, th
 from optpass.bench.isolate import run_isolated
 from optpass.bench.progress import Progress
 from optpass.passes.attention import targets
-from optpass.passes.attention.gate.table import NONE, Axes, Base, Figures
+from optpass.passes.attention.gate.table import NONE, Axes, Base, Figures, ragged_length
 
 #: How many regions one after another stand for a model of many layers.
 MANY = 4
@@ -63,6 +63,10 @@ class Grid:
         length, dim = self.base.length, self.base.dim
         return [Point(length, length, dim, max(1, int(n) // length**2)) for n in self.axes.scores]
 
+    def ragged(self) -> list[Point]:
+        """Points of the base's dim just above each length, which no vector's width divides."""
+        return [self.point(n, n, self.base.dim) for n in map(ragged_length, self.axes.lengths[:-1])]
+
     def masked_lengths(self, kernel: str) -> Line:
         """Lengths for masks. Inductor's code for a single head is another, and would be compiled for it alone."""
         if kernel != UNFUSED:
@@ -73,10 +77,10 @@ class Grid:
 GRIDS: Mapping[str, Grid] = {
     "cpu": Grid(
         axes=Axes(
-            queries=(1.0, 8.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0),
-            keys=(64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0),
-            lengths=(64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0),
-            dims=(32.0, 64.0, 128.0, 256.0),
+            queries=(1.0, 8.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0),
+            keys=(8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0),
+            lengths=(16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0),
+            dims=(16.0, 32.0, 64.0, 128.0, 256.0),
             scores=tuple(2.0**power for power in range(17, 25)),
         ),
         base=Base(dim=64, scores=2**22, length=256),
@@ -113,6 +117,7 @@ def figures(grid: Grid, meter: Meter, progress: Progress) -> dict[str, Figures]:
     plane = _plane(grid, meter, kernels, progress)
     dims = _dims(grid, meter, kernels, progress)
     masks = {kernel: _masks(grid, meter, kernel, progress) for kernel in kernels}
+    ragged = _ragged(grid, meter, kernels, progress)
     scores = _scores(grid, meter, kernels, progress)
     masked_scores = {UNFUSED: _masked_scores(grid, meter, progress)}
     faults = {UNFUSED: _faults(grid, meter, progress)}
@@ -125,6 +130,7 @@ def figures(grid: Grid, meter: Meter, progress: Progress) -> dict[str, Figures]:
             masked_scores.get(kernel, {}),
             faults.get(kernel, {}),
             grid.masked_lengths(kernel),
+            ragged.get(kernel, ()),
         )
         for kernel in kernels
         if plane[kernel] and (masks[kernel] or kernel == UNFUSED)
@@ -168,6 +174,14 @@ def _masks(grid: Grid, meter: Meter, kernel: str, progress: Progress) -> dict[st
     found = _gather(meter.measure(grid.point(n, n, grid.base.dim), ways) for n in lengths)
     kept = {name: found[name] for name in names if len(found[name]) == len(lengths)}
     return kept if NONE in kept else {}
+
+
+def _ragged(grid: Grid, meter: Meter, kernels: Sequence[str], progress: Progress) -> dict[str, Line]:
+    if meter.device != "cpu":
+        return {}
+    _say(progress, meter, "ragged lengths")
+    found = _gather(meter.measure(point, {kernel: (kernel, NONE) for kernel in kernels}) for point in grid.ragged())
+    return {kernel: line for kernel, line in found.items() if len(line) == len(grid.ragged())}
 
 
 def _scores(grid: Grid, meter: Meter, kernels: Sequence[str], progress: Progress) -> dict[str, dict[str, Line]]:

@@ -37,8 +37,8 @@ CLAIM = (
 )
 
 #: Sizes off the grid, drawn from these ranges, a few of each dtype and mode; on a CPU, such as are kept.
-LENGTHS = {"cpu": (80, 1500), "cuda": (200, 6000)}
-HEAD_DIMS = (40, 64, 80, 96, 128)
+LENGTHS = {"cpu": (20, 1500), "cuda": (200, 6000)}
+HEAD_DIMS = (24, 40, 64, 80, 96, 128)
 SCORES = {"cpu": (2**17, 2**22), "cuda": (2**24, 2**28)}
 CHECKS = 6
 #: Share of points at most that may be unsteady; above it, other work on the machine is what was measured.

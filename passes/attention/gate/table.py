@@ -13,7 +13,8 @@ The points of a kernel in one dtype and mode, each in nanoseconds per score:
   length. What a region's largest buffer costs depends on whether a cache holds it, and few scores on the call;
 - `masked_scores`: the same of one region, by what stands between scores and softmax;
 - `faults`: by how many such regions follow each other, what page faults add where the allocator has to ask the system
-  for the buffers; a later region reuses those of an earlier one.
+  for the buffers; a later region reuses those of an earlier one;
+- `ragged`: of a square just above each length but the last (`ragged_length`), whose rows end in part of a vector.
 
 Points off the grid are read by interpolation, linear in the logarithm of a size; beyond the grid the figure at its edge
 holds, but for head dims, whose last slope goes on.
@@ -74,6 +75,7 @@ class Figures:
     masked_scores: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     faults: Mapping[str, float] = field(default_factory=dict)
     lengths: tuple[float, ...] = ()
+    ragged: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ def per_score(
     scores: int,
     regions: int,
     mapped: bool = False,
+    ragged: float = 0.0,
 ) -> float:
     """Nanoseconds per score off the grid.
 
@@ -159,14 +162,21 @@ def per_score(
         scores: batch * heads * queries * keys.
         regions: how many such regions the graph has.
         mapped: its buffers are mapped anew at every call.
+        ragged: how much of what rows cost that end in part of a vector, from 0 to 1.
     """
     length = math.sqrt(max(1, queries) * max(1, keys))
     plain = plane(table.axes, figures, queries, keys) if figures.plane else _mask(table, figures, NONE, length)
     plain *= 1.0 if figures.dims else dim / table.base.dim
     found = plain + _dims(table, figures, dim, length) + _scores(table, figures, scores, regions)
+    found *= 1.0 + ragged * _raggedness(table.axes, figures, length)
     for name, share in extra.items():
         found += share * (added(table, figures, name, length) + _added_by_scores(table, figures, name, scores))
     return max(found, _LEAST * plain) + (_faults(figures, regions) if mapped else 0.0)
+
+
+def ragged_length(length: float) -> int:
+    """A length above a power of two that no vector's width divides."""
+    return int(length) + int(length) // 8 - 1 if length >= 16 else int(length) + 1
 
 
 def added(table: Table, figures: Figures, mask: str, length: float) -> float:
@@ -241,6 +251,16 @@ def _faults(figures: Figures, regions: int) -> float:
     return _among(figures.faults, regions) if figures.faults else 0.0
 
 
+def _raggedness(axes: Axes, figures: Figures, length: float) -> float:
+    """What rows that end in part of a vector add, as a part of what they cost otherwise; 0 where it was not
+    measured."""
+    if not figures.ragged or not figures.plane:
+        return 0.0
+    sizes = [float(ragged_length(n)) for n in axes.lengths[:-1]]
+    even = [plane(axes, figures, n, n) for n in sizes]
+    return max(0.0, along(sizes, [at / smooth - 1 for at, smooth in zip(figures.ragged, even, strict=True)], length))
+
+
 def _among(measured: Mapping[str, float], regions: int) -> float:
     """What one of so many regions takes, from what it took alone and among the most that were measured."""
     alone, many = measured["1"], max(int(n) for n in measured)
@@ -259,6 +279,7 @@ def _figures(raw: Mapping[str, Any]) -> Figures:
         masked_scores={name: tuple(map(float, row)) for name, row in raw.get("masked_scores", {}).items()},
         faults={name: float(value) for name, value in raw.get("faults", {}).items()},
         lengths=tuple(map(float, raw.get("lengths", ()))),
+        ragged=tuple(map(float, raw.get("ragged", ()))),
     )
 
 

@@ -248,6 +248,31 @@ def test_masks_cost_what_they_are() -> None:
     assert fused_ns(problem(mask="bool", mask_numel=1024)) == pytest.approx(fused_ns(problem()) + 0.5)
 
 
+def test_rows_that_end_in_part_of_a_vector_cost_more() -> None:
+    """A vector has 16 numbers of float32: 71 keys end in part of one, 72 in half of one."""
+    rough = dataclasses.replace(FLASH, ragged=(9.0,))
+    known = Found(table(figures={"float32 forward": {"unfused": UNFUSED, "cpu_flash": rough}}), "measured")
+
+    def more(keys: int) -> float:
+        asked = problem(71, heads=208, keys=keys)
+        price = fused(asked, "cpu_flash", CPU, table=known)
+        assert price is not None
+        return _ns(asked, price.us) / fused_ns(asked) - 1
+
+    assert more(80) == 0
+    assert more(71) == pytest.approx(9 / fused_ns(problem(71, heads=208)) - 1)
+    assert more(72) == pytest.approx(more(71) / 2)
+
+
+def test_fewer_keys_than_were_measured_must_pay_clearly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OPTPASS_CACHE_DIR", str(tmp_path))
+    gate.folder().mkdir()
+    (gate.folder() / "mine.json").write_text(table().to_json(), encoding="utf-8")
+    verdicts = {n: decide(problem(64, heads=2**14 // n, keys=n), "sdpa", "cpu_flash", CPU) for n in (64, 32, 8)}
+    assert [verdict.pays for verdict in verdicts.values()] == [True, True, False]
+    assert "must be 1.52 times as fast" in verdicts[8].reason
+
+
 @pytest.mark.parametrize(("training", "least"), [(False, 0.82), (True, 0.86)])
 def test_few_scores_stay_in_the_caches(training: bool, least: float) -> None:
     """Fewer than the table has: the inner compiler alone is faster than it says, but where it reads a mask."""
