@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 import torch
 
@@ -17,6 +16,7 @@ from optpass.backend.memory.budget import ENGINE_BYTES
 from optpass.backend.memory.eager.caller import held_in_backward, named_in_backward
 from optpass.backend.memory.eager.held import due, held_in, pending
 from optpass.backend.memory.eager.part import EagerLoss, loss_of
+from optpass.backend.memory.seen.held_by_caller import held_aside, kept_outputs, made_before, target_among
 from optpass.backend.memory.seen.leaves import Leaf
 from optpass.backend.memory.seen.parameters import lying_gradients, own_of, parameters_of
 from optpass.backend.memory.seen.run import Run
@@ -67,7 +67,7 @@ def note(
     before, loss, made = leaf.loss, EagerLoss(), 0
     waiting, saved = (0, []) if running is None else pending(running.roots, run.node())
     if running is not None:
-        others = _aside(running, saved, live, lent.stores, old, step)
+        others = held_aside(running, saved, live, lent.stores, old, step)
         loss, made = loss_behind(run, running, saved, live, watch, known, old, step, others)
     around = beside(run, running, saved, live, lent.stores, old, step)
     gradients, other, gone, late = around.gradients, around.other, around.gone, run.late(around.gradients)
@@ -135,7 +135,7 @@ def loss_behind(
         aside: what operators hold for other backwards.
     """
     node, leaf = run.node(), run.leaf.latest()
-    outputs = _kept_outputs(run, node)
+    outputs = kept_outputs(run, node)
     part = sum(s.nbytes() for s in outputs)
     if 2 * part > leaf.outputs and not leaf.keeps_outputs and not leaf.again:
         leaf.keeps_outputs = leaf.news = True
@@ -165,10 +165,10 @@ def loss_behind(
     left = kept + part - min(part, ENGINE_BYTES // 4)  # a loss is among an optimizer's numbers
     leaf.note_left(left, [*results.storages(), *aside.storages(), *outputs])
     if node is not None:  # those that were made before it are there in its forward, too
-        run.older = _made_before(node, made, results)
+        run.older = made_before(node, made, results)
         kept = max(0, kept - run.older.bytes())
         last = max((n for r in live if (n := r.node()) is not None), key=autograd.order, default=node)
-        run.among = max(0, _made_before(last, made, results).bytes() - run.older.bytes())
+        run.among = max(0, made_before(last, made, results).bytes() - run.older.bytes())
     kept += 0 if leaf.keeps_outputs else part
     if node is None or all(n is not node for n in autograd.walk(running.roots, lambda n: n is node)):
         return EagerLoss(kept_bytes=kept), 0
@@ -179,7 +179,7 @@ def loss_behind(
     found = loss_of(
         running.roots,
         autograd.is_compiled,
-        lambda *one: _target_among(targets, leaf.inputs, *one),
+        lambda *one: target_among(targets, leaf.inputs, *one),
         known,
         [t.grad_fn for t in made],
         node,
@@ -208,26 +208,6 @@ def loss_behind(
     return replace(found, kept_bytes=kept, backward_bytes=backward), gradients
 
 
-def _made_before(node: Any, made: Sequence[torch.Tensor], among: Stores) -> Stores:
-    """Which of the storages `among` are of tensors that were `made` before a node of autograd."""
-    older = Stores(t for t in made if autograd.order(t.grad_fn) < autograd.order(node))
-    return Stores.behind(s for s in older.storages() if among.has(s))
-
-
-def _aside(
-    running: autograd.RunningBackward, saved: Sequence[torch.Tensor], live: Sequence[Run], lent: Stores, old: Stores,
-    step: Sequence[Leaf],
-) -> Stores:  # fmt: skip
-    """What operators hold for other backwards than that which is `running`, and counts nowhere else: another loss of
-    the caller's waits for its own, or one is to be run again (`retain_graph`). Arguments as for `beside`."""
-    aside = Stores(held_in([*running.roots, *autograd.nodes_behind(tensors_of_callers())]))
-    of_runs = [stores for run in live for stores in (run.inputs, run.outputs, run.eager)]
-    of_step = [stores for leaf in step for stores in (leaf.inputs, leaf.buffers, leaf.elsewhere)]
-    for counted in (Stores([*saved, *parameters_of(step)]), lent, old, *of_runs, *of_step):
-        aside.drop(counted)
-    return aside
-
-
 def _given_to(runs: Sequence[Run]) -> Stores:
     """What graphs were given, parameters and buffers aside."""
     given = Stores()
@@ -237,12 +217,6 @@ def _given_to(runs: Sequence[Run]) -> Stores:
         given.drop(Stores(p for ref in run.parameters if (p := ref()) is not None))
         given.drop(run.leaf.buffers.with_those_of(run.leaf.elsewhere))
     return given
-
-
-def _kept_outputs(run: Run, node: Any) -> list[Any]:
-    """Outputs of a run that the caller holds in its backward; what is handed back as it came is none."""
-    there = [storage for storage in run.outputs.storages() if not run.inputs.has(storage)]
-    return [s for s in there if node is None or autograd.held_elsewhere(node, s)]
 
 
 def beside(
@@ -306,15 +280,3 @@ def beside(
 
 def _bytes_but(counted: Collection[int], there: Mapping[int, int]) -> int:
     return sum(size for key, size in there.items() if key not in counted)
-
-
-def _target_among(held: Sequence[torch.Tensor], inputs: Stores, elements: int, index: bool) -> torch.dtype | None:
-    """Those of the tensors `held` of which a loss may read so many elements are inputs of the step; as an index, those
-    of several micro-batches too. Which of them it reads cannot be told; the dtype of the first."""
-    found = []
-    for tensor in held:
-        sizes = {tensor.numel(), tensor[0].numel()} if index and len(tensor.shape) > 1 else {tensor.numel()}
-        if elements in sizes and (not index or tensor.dtype == torch.long):
-            found.append(tensor)
-    inputs.add(found)
-    return found[0].dtype if found else None

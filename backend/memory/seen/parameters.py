@@ -81,3 +81,9 @@ def lying_gradients(parameters: Iterable[torch.Tensor]) -> int:
     """Bytes of gradients of those of `parameters` that are frozen now, such as a critic's while the generator is
     trained."""
     return Stores(p.grad for p in parameters if not p.requires_grad and p.grad is not None).bytes()
+
+
+def gradients_of(leaves: Iterable[Leaf]) -> dict[int, int]:
+    """Bytes of the gradients that are there, by the identity of the parameter."""
+    there = {id(p): Stores([p.grad]).alive() for p in parameters_of(leaves) if p.grad is not None}
+    return {key: sum(sizes.values()) for key, sizes in there.items()}

@@ -19,6 +19,7 @@ from optpass.backend.compat.memory_backward import Held, held_by_nodes, untraced
 from optpass.backend.memory.eager.caller import held_in_call
 from optpass.backend.memory.eager.held import held_upstream
 from optpass.backend.memory.eager.inside import temporaries_of
+from optpass.backend.memory.seen.eager_ahead import EagerAhead
 from optpass.backend.memory.seen.expected import shapes_of
 from optpass.backend.memory.seen.in_parts import Asked, graded_at, note_staying
 from optpass.backend.memory.seen.late import NOTHING, Clearing
@@ -47,6 +48,7 @@ class Steps(Now):
         self.begun = 0  #: steps
         self._asked: weakref.WeakSet[Callable[[], int]] = weakref.WeakSet()
         self._known: dict[int, Held] = {}
+        self._eager_ahead = EagerAhead(self._chains.leaves, self._lock)
 
     def forget(self) -> None:
         """The step that is under way has failed: what it holds, in frames of an error, is no part of another one."""
@@ -56,6 +58,7 @@ class Steps(Now):
 
     def _stop(self) -> None:
         self._live.clear()
+        self._eager_ahead.step()
         self._lent.begin()
         self._after_backward = True
 
@@ -77,11 +80,12 @@ class Steps(Now):
         cleared late; `updated` is of it, and so is `clearing`."""
         with self._lock:
             self._sweep()
+            eager = self._eager_ahead.step()
             self._gone = sum(run.released_outputs() for run in self._live)
             if self._live and not self._after_backward:
                 return
             self._after_backward = False
-            self._lent.step()
+            self._lent.step(eager)
             if self._chains.waits:
                 return
             steps, old = self._chains.steps_of(origin), self._chains.returned().bytes()
@@ -189,6 +193,9 @@ class Steps(Now):
                 run = self._live[-1] if self._live else None
                 if run is None:
                     self._lent.run_ahead(ahead_of(self._chains.leaves(), args, result, needs))
+                    self._eager_ahead.graph_ran(
+                        needs, Stores(t for t in tree_leaves((args, result)) if torch.is_tensor(t))
+                    )
                 if run is None and needs not in self._asked:
                     self._asked.add(needs)
                     note_stepping(self._chains.leaves(), args, needs)

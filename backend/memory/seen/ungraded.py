@@ -17,8 +17,9 @@ from optpass.backend.capture import Source
 from optpass.backend.compat.memory_backward import Held
 from optpass.backend.memory.replay.alone import replay_graph, replay_inductor
 from optpass.backend.memory.replay.replay import Executor
+from optpass.backend.memory.seen.eager_ahead import EagerPart
 from optpass.backend.memory.seen.leaves import Leaf
-from optpass.backend.memory.seen.parameters import parameters_of
+from optpass.backend.memory.seen.parameters import gradients_of, parameters_of
 from optpass.backend.memory.seen.stores import Stores
 from optpass.reporting import store
 
@@ -88,8 +89,11 @@ class Lent:
         """A graph has run while no other waits for its backward."""
         self._waiting = [*self._waiting, one][-MOST_AHEAD:]  # an evaluation has many batches
 
-    def step(self) -> None:
-        """A step, or a micro-batch of it, begins."""
+    def step(self, eager: EagerPart | None) -> None:
+        """A step, or a micro-batch of it, begins, behind what `eager` code has made of what these graphs returned."""
+        if eager is not None and self._waiting:
+            given = tuple(one for graph in self._waiting for one in graph.given)
+            self._waiting = [*self._waiting, Ahead(given, eager.made, eager.gradients, lambda: eager.needed)]
         self.ahead, self._waiting = self._waiting, []
 
     def about_to_step(self) -> list[Ahead]:
@@ -130,9 +134,7 @@ def ahead_of(leaves: Iterable[Leaf], args: Sequence[Any], result: Any, needs: Ca
     tensors = [t for t in args if isinstance(t, torch.Tensor) and not isinstance(t, torch.nn.Parameter)]
     given = tuple((ref, t.numel()) for t in tensors for ref, _ in Stores([t]).sizes())
     made = Stores(t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor))
-    there = {id(p): Stores([p.grad]).alive() for p in parameters_of(leaves) if p.grad is not None}
-    gradients = {key: sum(sizes.values()) for key, sizes in there.items()}
-    return Ahead(given, made, gradients, needs)
+    return Ahead(given, made, gradients_of(leaves), needs)
 
 
 def note_stepping(leaves: Iterable[Leaf], args: Sequence[Any], needs: Callable[[], int]) -> None:

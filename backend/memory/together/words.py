@@ -86,7 +86,7 @@ def too_much_at_the_optimizer(step: Step) -> BudgetInfeasibleError:
 
 def too_much_ahead(step: Step) -> BudgetInfeasibleError:
     """A graph without gradients that runs for the step needs more than the budget, which no plan of it changes."""
-    what = "a graph that runs without gradients for this step, ahead of its forward,"
+    what = "what runs for this step ahead of its forward, without gradients or in eager code,"
     return _needs(step, what, step.ahead, "Run it on parts of the batch, or use a smaller micro-batch.")
 
 

@@ -138,6 +138,27 @@ def encoded(call):
     return step, (model, encoder), (batch,)
 
 
+def cached(call):
+    """A loss of all pairs is taken of embeddings that were made without gradients, and each part of the batch runs
+    again for its part of what that gave."""
+    model, batch = network(), torch.randn(6 * ROWS, WIDTH)
+    compiled = call(model)
+
+    def step():
+        parts = batch.chunk(6)
+        with torch.no_grad():
+            embedded = torch.cat([compiled(part) for part in parts])
+        unit = F.normalize(embedded.requires_grad_(), dim=-1)
+        F.cross_entropy(5 * unit @ unit.T, torch.arange(len(batch))).backward()
+        for part, gradient in zip(parts, embedded.grad.chunk(6), strict=True):
+            (compiled(part) * gradient).sum().backward()
+        found = [p.grad for p in model.parameters()]
+        model.zero_grad()
+        return found
+
+    return step, (model,), (batch,)
+
+
 def evaluated(call, of_the_same=False):
     """Between two steps the model is evaluated on more than it is trained on, which is no part of a step."""
     model, more = network(), torch.randn(64 * ROWS, WIDTH)
@@ -170,6 +191,17 @@ def test_what_runs_ahead_of_a_step_is_part_of_it(program, steps):
         steps.measured(program, int(0.99 * peak), steps=1)
     assert refused.value.floor_bytes == pytest.approx(peak, rel=0.001)
     del refused  # its frames hold the step
+    gc.collect()
+
+
+def test_what_eager_code_makes_ahead_of_a_step_is_part_of_it(steps):
+    peak, _, predicted, _ = steps.measured(cached, 10**10)
+    assert abs(predicted - peak) <= 0.005 * peak
+    steps.measured(cached, int(1.01 * predicted))
+    with pytest.raises(optpass.BudgetInfeasibleError) as refused:
+        steps.measured(cached, int(0.98 * predicted))
+    assert refused.value.floor_bytes == pytest.approx(peak, rel=0.005)
+    del refused
     gc.collect()
 
 
