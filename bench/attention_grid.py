@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+import torch
+
 from optpass.bench.attention_heap import MAPPED
 from optpass.bench.attention_ways import BLOCKS, FLEX, UNFUSED, Meter, Point, threads
 from optpass.bench.isolate import run_isolated
@@ -213,15 +215,16 @@ def _faults(grid: Grid, meter: Meter, progress: Progress) -> dict[str, float]:
     point, found = grid.numbers()[-1], {}
     for regions in (1, MANY):
         arguments = {"dtype": meter.dtype, "training": meter.training, "point": asdict(point), "regions": regions}
+        arguments |= {"workers": torch.get_num_threads()}
         faulting = run_isolated("optpass.bench.attention_grid:mapped", arguments, environ=MAPPED)["ns"]
         kept = meter.measure(point, UNFUSED_ALONE, regions)[UNFUSED]
         found[str(regions)] = float(f"{max(0.0, faulting - kept):.4g}")
     return found
 
 
-def mapped(dtype: str, training: bool, point: Mapping[str, int], regions: int) -> dict[str, float]:
-    """ns per score of unfused attention, in a process of its own whose buffers are mapped."""
-    with threads(1):
+def mapped(dtype: str, training: bool, point: Mapping[str, int], regions: int, workers: int) -> dict[str, float]:
+    """ns per score of unfused attention with so many threads, in a process of its own whose buffers are mapped."""
+    with threads(workers):
         return {"ns": Meter("cpu", dtype, training).measure(Point(**point), UNFUSED_ALONE, regions)[UNFUSED]}
 
 

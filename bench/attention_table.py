@@ -2,7 +2,8 @@
 
 Measures on this device the table that the gate reads (`attention_grid`), writes it where the gate finds it, and then
 times attention at sizes that are not in it: what the gate would choose there must not be much slower than the better
-of the two. A processor is measured on one thread: both ways share their work among the threads alike.
+of the two. A processor is measured with torch's threads, and has a table for each number of them that was measured: two
+have two second-level caches, and library calls on small operands wait for each other. `OMP_NUM_THREADS=1` measures one.
 
 The table goes to `passes/attention/gate/tables` of a source checkout, and to the user's cache folder elsewhere.
 """
@@ -58,16 +59,14 @@ def run(config: BenchConfig, progress: Progress) -> Result:
         ConfigError: no such device here, or an option that makes no sense of a table.
     """
     from optpass.bench.attention_heap import keep
-    from optpass.bench.attention_ways import threads
 
     check_device(config.device)
     if config.models or config.size:
         raise ConfigError("benchmark attention_table measures no models: leave --models and --size out")
     before = environment(config.device)
     kept = config.device != "cpu" or keep()
-    with threads(1):
-        table, meters = measure(config, before, progress)
-        rows = list(_checks(config, table, meters, progress))
+    table, meters = measure(config, before, progress)
+    rows = list(_checks(config, table, meters, progress))
     after = before.finished()
     table = with_load(table, after)
     unsteady = sum(meter.unsteady for meter in meters) / sum(meter.points for meter in meters)
@@ -115,7 +114,7 @@ def measure(config: BenchConfig, place: Environment, progress: Progress) -> tupl
         device=_spec(config.device).name if not cpu else place.cpu,
         kind=config.device,
         instructions=instructions() if cpu else "",
-        threads=1,
+        threads=place.threads if cpu else 1,
         torch=place.torch,
         command="optpass bench attention_table" + ("" if cpu else f" --device {config.device}"),
         created=datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -143,7 +142,8 @@ def write(table: Table) -> Path:
     root = checkout()
     place = root / "passes" / "attention" / "gate" / "tables" if root else folder()
     place.mkdir(parents=True, exist_ok=True)
-    target = place / f"{slug(f'{table.device} {table.instructions}')}.json"
+    threads = f" {table.threads} threads" if table.threads > 1 else ""
+    target = place / f"{slug(f'{table.device} {table.instructions}{threads}')}.json"
     write_text(table.to_json(), target)
     return target.relative_to(root) if root else target
 
@@ -167,7 +167,7 @@ def _checks(config: BenchConfig, table: Table, meters: Sequence[Meter], progress
 def _check(
     meter: Meter, table: Table, spec: DeviceSpec, point: Point, mask: tuple[str, str, MaskKind], grid: Grid
 ) -> Iterator[Row]:
-    from optpass.passes.attention.gate import Found, fused, unfused
+    from optpass.passes.attention.gate import CAUTION, Found, fused, unfused
 
     problem, known = _problem(meter, point, mask[2]), Found(table, "measured")
     ways = {"unfused": ("unfused", mask[0])} | {kernel: (kernel, mask[1]) for kernel in grid.kernels}
@@ -177,7 +177,7 @@ def _check(
         price = fused(problem, kernel, spec, table=known)
         if price is None or kernel not in taken or "unfused" not in taken:
             continue
-        chosen, other = ("unfused", kernel) if price.us > alone.us else (kernel, "unfused")
+        chosen, other = ("unfused", kernel) if price.us * CAUTION[price.fit] > alone.us else (kernel, "unfused")
         yield Row(
             case=f"{kernel} {mask[2]} S={point.keys} hd={point.dim} heads={point.heads}",
             group=f"{meter.dtype} {'training' if meter.training else 'forward'}",

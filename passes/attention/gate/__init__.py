@@ -7,11 +7,12 @@ at a graph or chooses a kernel; `optpass bench attention_table` measures.
 
 from __future__ import annotations
 
-from optpass.passes.attention.gate.decide import MATH, MaskForm, Price, Verdict, decide, fused, unfused
+from optpass.passes.attention.gate.decide import CAUTION, MATH, MaskForm, Price, Verdict, decide, fused, unfused
 from optpass.passes.attention.gate.lookup import Found, find, fingerprint, folder
 from optpass.passes.attention.gate.table import Figures, Table
 
 __all__ = [
+    "CAUTION",
     "MATH",
     "Figures",
     "Found",
