@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from optpass.backend.memory.together.together import STEPS
 from optpass.backend.reporting import reset_report
 
 
@@ -32,6 +33,7 @@ def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     torch._dynamo.reset()
     reset_report()
+    STEPS.forget()
 
 
 @pytest.fixture(scope="session")
