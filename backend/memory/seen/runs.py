@@ -58,6 +58,7 @@ class Steps(Now):
 
     def _stop(self) -> None:
         self._live.clear()
+        self._sweep()  # nobody looks at backwards any more
         self._eager_ahead.step()
         self._lent.begin()
         self._after_backward = True
