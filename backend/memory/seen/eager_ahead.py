@@ -87,6 +87,14 @@ class EagerAhead:
         gradients, self._gradients = self._gradients, {}
         return EagerPart(needed, made, gradients) if watches else None
 
+    def forget(self) -> None:
+        """A graph runs in the backward that was looked at: it is the step's own, whose checkpoints ran without
+        gradients."""
+        self._stop()
+        for watch, _, _ in self._watches:
+            watch.end()
+        self._watches = []
+
     def _stop(self) -> None:
         if self._unwatch is not None:
             self._unwatch()

@@ -123,6 +123,7 @@ class Steps(Now):
         parameters = [args[i] for i in leaf.parameters]
         with self._lock:
             self._sweep()
+            self._eager_ahead.forget()
             leaf.note_old(self._chains.returned().bytes())
             if not self._live:
                 self._chains.note_parameters(parameters)
