@@ -223,7 +223,7 @@ def recomputed(call):
 def test_the_backward_of_a_checkpoint_is_nothing_ahead_of_a_step(steps):
     engine = torch.autograd._engine_run_backward
     peak, _, predicted, _ = steps.measured(recomputed, 10**10)
-    assert predicted <= 1.02 * peak
+    assert peak <= predicted <= 1.1 * peak
     STEPS.forget()
     assert torch.autograd._engine_run_backward is engine
 
