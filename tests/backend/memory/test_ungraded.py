@@ -10,10 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import optpass
-from optpass.backend.memory.together.together import STEPS
 
 ROWS, WIDTH, WIDE = 128, 32, 640
 
@@ -205,27 +203,6 @@ def test_what_eager_code_makes_ahead_of_a_step_is_part_of_it(steps):
     assert refused.value.floor_bytes == pytest.approx(peak, rel=0.005)
     del refused
     gc.collect()
-
-
-def recomputed(call):
-    """A checkpoint that runs its graph without gradients first, and again in the backward."""
-    model, given = network(), torch.randn(ROWS, WIDTH)
-    compiled = call(model)
-
-    def step():
-        out = checkpoint(compiled, given.requires_grad_(), use_reentrant=True)
-        out.square().mean().backward()
-        model.zero_grad()
-
-    return step, (model,), (given,)
-
-
-def test_the_backward_of_a_checkpoint_is_nothing_ahead_of_a_step(steps):
-    engine = torch.autograd._engine_run_backward
-    peak, _, predicted, _ = steps.measured(recomputed, 10**10)
-    assert peak <= predicted <= 1.1 * peak
-    STEPS.forget()
-    assert torch.autograd._engine_run_backward is engine
 
 
 @pytest.mark.slow
