@@ -195,9 +195,7 @@ class Steps(Now):
                 run = self._live[-1] if self._live else None
                 if run is None:
                     self._lent.run_ahead(ahead_of(self._chains.leaves(), args, result, needs))
-                    self._eager_ahead.graph_ran(
-                        needs, Stores(t for t in tree_leaves((args, result)) if torch.is_tensor(t))
-                    )
+                    self._eager_ahead.graph_ran(needs, (args, result))
                 if run is None and needs not in self._asked:
                     self._asked.add(needs)
                     note_stepping(self._chains.leaves(), args, needs)
