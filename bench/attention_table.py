@@ -2,8 +2,8 @@
 
 Measures on this device the table that the gate reads (`attention_grid`), writes it where the gate finds it, and then
 times attention at sizes that are not in it: what the gate would choose there must not be much slower than the better
-of the two. A processor is measured with torch's threads, and has a table for each number of them that was measured: two
-have two second-level caches, and library calls on small operands wait for each other. `OMP_NUM_THREADS=1` measures one.
+of the two. A processor is measured with torch's threads, and has a table for each number of them that was measured, for
+not all ways share their work among the threads alike. `OMP_NUM_THREADS=1` measures one.
 
 The table goes to `passes/attention/gate/tables` of a source checkout, and to the user's cache folder elsewhere.
 """

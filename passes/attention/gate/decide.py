@@ -50,9 +50,10 @@ _FEW: Mapping[str, int] = {"blocks": 1 << 19}
 #: 0.82 to 0.92.
 _CACHED_SCORES = 1 << 19
 _CACHED: Mapping[bool, float] = {False: 0.82, True: 0.86}
+#: The power of how many times fewer keys there are than in a table, by which a kernel must be faster (`_beyond`).
 _FEWER_KEYS = 0.2
 #: A vector of the processors that were measured.
-VECTOR_BYTES = 64
+_VECTOR_BYTES = 64
 #: Targets in words.
 _NAMES: Mapping[str, str] = {"sdpa": "SDPA", "flex": "FlexAttention", "blocks": "attention in"}
 #: Score operations that a table has a figure for.
@@ -198,7 +199,7 @@ def _beyond(problem: Problem, table: Table) -> float:
 
 def _ragged(problem: Problem) -> float:
     """How much rows of scores are not made of whole vectors: not at all, of halves, or at all."""
-    whole = VECTOR_BYTES // problem.dtype.itemsize
+    whole = _VECTOR_BYTES // problem.dtype.itemsize
     return 0.0 if problem.keys % whole == 0 else 0.5 if problem.keys % (whole // 2) == 0 else 1.0
 
 
