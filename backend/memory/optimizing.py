@@ -10,6 +10,7 @@ import torch
 
 from optpass.backend.memory.budget import ENGINE_BYTES
 from optpass.backend.memory.probe import library_workspace
+from optpass.backend.memory.versions import FUSED_STEPS
 from optpass.options import Options
 from optpass.passes.memory.optimizers import optimizers
 from optpass.passes.memory.optimizers.rehearsal import sizes_of
@@ -46,13 +47,15 @@ class Optimizing:
     @classmethod
     def of(cls, options: Options, parameters: Sequence[torch.Tensor], idle: Iterable[torch.Tensor] = ()) -> Optimizing:
         """That of `parameters`, as far as they are trained. One that is named trains all that a live optimizer holds
-        beside them, but for `idle` ones, which get no gradient.
+        beside them, but for `idle` ones, which get no gradient. Steps of those that were found are counted from now on
+        where their versions do not tell.
 
         Raises:
             ConfigError: the option names none that is known.
         """
         ids, trained = {id(p) for p in idle}, trained_among(parameters)
         found = find_optimizer(trained, library_workspace, ids)
+        FUSED_STEPS.follow(() if found is None else found.optimizers)
         held, copies = ((), ()) if found is None else (found.parameters, found.copies)
         if options.optimizer is not None:
             name = optimizers.check(options) or "none"

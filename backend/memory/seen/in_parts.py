@@ -15,7 +15,8 @@ from optpass.backend.compat import memory_autograd as autograd
 from optpass.backend.compat.memory_callers import Place, places_of_backward
 from optpass.backend.compat.memory_clears import ToCome
 from optpass.backend.memory.seen.late import Clearing
-from optpass.backend.memory.seen.parameters import alive, first_trained, parameters_of
+from optpass.backend.memory.seen.parameters import alive, parameters_of
+from optpass.backend.memory.versions import first_trained, version_of
 from optpass.passes.wrappers import nbytes_of
 
 if TYPE_CHECKING:
@@ -40,13 +41,13 @@ class Asked:
     def at(cls, run: Run) -> Asked:
         """The backward of `run` that begins."""
         first = first_trained(alive(run.parameters))
-        version = 0 if first is None else first._version
+        version = 0 if first is None else version_of(first)
         return cls(tuple(places_of_backward()), None if first is None else weakref.ref(first), version)
 
     def has_stepped(self) -> bool:
         """Whether an optimizer has since."""
         first = None if self.trained is None else self.trained()
-        return first is not None and first._version != self.version
+        return first is not None and version_of(first) != self.version
 
     def is_before(self, now: ToCome) -> bool:
         """Whether what is to come is of the same step: of the same function, further on in it, or of another method of

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from optpass.backend.memory.versions import version_of
+
 
 class Leaving:
     """Watches storages until an optimizer has stepped.
@@ -23,7 +25,7 @@ class Leaving:
     """
 
     def __init__(self, storages: Iterable[Any], trained: torch.Tensor) -> None:
-        self._parameter, self._version = weakref.ref(trained), trained._version
+        self._parameter, self._version = weakref.ref(trained), version_of(trained)
         self._gone: list[int] = []
         note = functools.partial(_note, self._gone, self._parameter, self._version)
         self._watched = [weakref.ref(s, functools.partial(note, s.nbytes())) for s in storages]
@@ -31,7 +33,7 @@ class Leaving:
     def stepped(self) -> bool:
         """Whether an optimizer has stepped since."""
         parameter = self._parameter()
-        return parameter is not None and parameter._version != self._version
+        return parameter is not None and version_of(parameter) != self._version
 
     def gone(self) -> int:
         """Bytes that were released before it did."""
@@ -40,5 +42,5 @@ class Leaving:
 
 def _note(gone: list[int], parameter: weakref.ref[torch.Tensor], version: int, size: int, _: Any) -> None:
     trained = parameter()
-    if trained is not None and trained._version == version:
+    if trained is not None and version_of(trained) == version:
         gone.append(size)

@@ -13,41 +13,9 @@ from optpass.backend.memory.seen.stores import Stores
 if TYPE_CHECKING:
     from optpass.backend.memory.seen.leaves import Leaf
 
-#: Modules that are alike share a graph; so many of them are told apart.
-ALIKE = 16
-
 
 def alive(references: Iterable[weakref.ref[torch.Tensor]]) -> list[torch.Tensor]:
     return [tensor for reference in references if (tensor := reference()) is not None]
-
-
-def first_trained(parameters: Iterable[torch.Tensor]) -> torch.Tensor | None:
-    """The parameter by whose version it is told whether an optimizer has stepped, which counts it up; None without."""
-    return next((p for p in parameters if p.requires_grad), None)
-
-
-class Versions:
-    """By which it is told whether an optimizer has stepped since a graph was called last with the same parameters:
-    modules that are alike share a graph."""
-
-    def __init__(self) -> None:
-        self._versions: dict[int, int] = {}
-
-    def look(self, parameters: Iterable[torch.Tensor]) -> tuple[int | None, int | None]:
-        """The version then, and now."""
-        first = first_trained(parameters)
-        return (None, None) if first is None else (self._versions.get(id(first)), first._version)
-
-    def note(self, parameters: Sequence[torch.Tensor]) -> tuple[int | None, int | None]:
-        """The same; it is called now."""
-        before, now = self.look(parameters)
-        first = first_trained(parameters)
-        if first is not None:
-            self._versions.pop(id(first), None)
-            self._versions[id(first)] = first._version
-            if len(self._versions) > ALIKE:
-                del self._versions[next(iter(self._versions))]
-        return before, now
 
 
 def idle_in(leaves: Iterable[Leaf]) -> list[torch.Tensor]:

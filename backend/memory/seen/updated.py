@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from optpass.backend.memory.seen.leaves import Leaf
-from optpass.backend.memory.seen.parameters import first_trained, parameters_of
+from optpass.backend.memory.seen.parameters import parameters_of
 from optpass.backend.memory.seen.stores import Stores
+from optpass.backend.memory.versions import first_trained, version_of
 from optpass.passes.memory.optimizers.search import everything_held
 
 #: So often it is looked: momenta are made in the first step, and change in the second.
@@ -50,7 +51,7 @@ class Updated:
         last one did and was not found before, aside from gradients and from what optimizers train and keep."""
         parameters = parameters_of(step)
         trained = first_trained(parameters)
-        version = None if trained is None else trained._version
+        version = None if trained is None else version_of(trained)
         if not self._left or (self._looks is not None and version == self._version):
             return
         self._version = version

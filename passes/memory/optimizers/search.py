@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ class Found:
         held: how many of the parameters asked about some optimizer holds.
         parameters: all that they hold, asked about or not.
         copies: those of them that are wider copies of what was asked about.
+        optimizers: the objects.
         notes: what was assumed.
     """
 
@@ -47,6 +48,7 @@ class Found:
     notes: tuple[str, ...] = ()
     parameters: tuple[Tensor, ...] = ()
     copies: tuple[Tensor, ...] = ()
+    optimizers: tuple[torch.optim.Optimizer, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -76,12 +78,21 @@ def find_optimizer(
         return None
     holding = sorted(_stepping(holding), key=_order)
     notes = [f"taken to train wider copies of {len(copies)} parameters"] if copies else []
-    costs = tuple(cost_of(optimizer, notes, library, idle) for optimizer in holding)
+    costs = tuple(cost_of(o, notes, library, {*idle, *_unused(o, asked)}) for o in holding)
     everything = {id(p): p for o in holding for p in _parameters(o)}
     return Found(
         costs, sum(c.state_bytes for c in costs), max(c.step_bytes for c in costs), len(everything.keys() & asked),
-        tuple(notes), tuple(everything.values()), copies,
+        tuple(notes), tuple(everything.values()), copies, tuple(holding),
     )  # fmt: skip
+
+
+def _unused(optimizer: torch.optim.Optimizer, asked: Collection[int]) -> Iterator[int]:
+    """Identities of those of its parameters, beside what is `asked` about, that nothing seems to use: it has made state
+    for others, not for them, and they have no gradient."""
+    if any(optimizer.state.values()):
+        for p in _parameters(optimizer):
+            if id(p) not in asked and p.grad is None and not optimizer.state.get(p):
+                yield id(p)
 
 
 def _stepping(holding: Sequence[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
