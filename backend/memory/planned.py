@@ -25,12 +25,12 @@ from optpass.backend.memory.partition.partitioner import BudgetPartitioner
 from optpass.backend.memory.seen.expected import Expected, resize, shapes_of, share_at
 from optpass.backend.memory.seen.late import Clearing, Late
 from optpass.backend.memory.seen.leaves import Leaf
-from optpass.backend.memory.seen.parameters import Versions
 from optpass.backend.memory.seen.share import Share
 from optpass.backend.memory.seen.stores import Stores
 from optpass.backend.memory.seen.updated import Updated
 from optpass.backend.memory.step import StepTensors, has_gradients
 from optpass.backend.memory.together.together import STEPS
+from optpass.backend.memory.versions import Versions
 from optpass.errors import BudgetInfeasibleError
 from optpass.options import Options
 from optpass.passes.memory.search.search import Search
@@ -176,15 +176,15 @@ class Planned:
             return self._run(self._served or compiled, args)
         trained, origin = [args[i] for i in self._trained], self._case.origin
         with self._case.late.call(trained, lambda: STEPS.parameters_with(origin)) as clearing:
-            clearing = replace(clearing, bytes=0) if self._case.gradients else clearing
-            graded = not clearing.bytes and any(p.grad is not None for p in trained)
+            beside = self._case.gradients or not clearing.bytes
+            graded = beside and any(p.grad is not None for p in trained)
             return self._step(compiled, args, graded, clearing)
 
     def _step(
         self, compiled: Callable[..., Any] | None, args: Sequence[Any], gradients: bool, clearing: Clearing
     ) -> Any:
         trained = [args[i] for i in self._trained]
-        STEPS.enter(self._case.origin, gradients, self._updated, clearing, trained)
+        STEPS.enter(self._case.origin, gradients, self._updated, clearing, trained, args)
         self._note_step(gradients, args)
         larger = self._growth is not None and self._outgrows(self._growth.at(args), args)
         mine = gradients == self._case.gradients and not larger

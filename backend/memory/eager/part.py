@@ -101,7 +101,8 @@ def _in_proportion(found: int, seen: int, resized: int) -> int:
 def loss_of(
     roots: Iterable[Any], ours: Callable[[Any], bool], given: Given = lambda *_: None,
     known: Mapping[int, Held] | None = None, kept: Iterable[Any] = (), run: Any = None,
-    inside: Mapping[int, int] | None = None, let_go: Sequence[tuple[int, int]] = (), early: int = 0,
+    inside: Mapping[int, int] | None = None, let_go: Sequence[tuple[int, int]] = (),
+    old: Sequence[tuple[int, int]] = (), early: int = 0,
 ) -> EagerLoss:  # fmt: skip
     """The eager operators between nodes that `ours` is true of and the `roots` of a backward that is running.
 
@@ -115,9 +116,10 @@ def loss_of(
             the next one.
         inside: bytes that operators allocate and release in the forward, by the order of their nodes.
         let_go: of outputs that are released before the backward: the order of the next node, and bytes.
+        old: the same of what is there of earlier steps.
         early: place of the node that was next when a graph without gradients ran.
     """
-    walk = _Walk(ours, given, known or {}, set(kept), run, inside or {}, let_go, early)
+    walk = _Walk(ours, given, known or {}, set(kept), run, inside or {}, let_go, old, early)
     for node in autograd.walk(roots, ours if run is None else lambda node: node is run):
         walk.add(node)
     return walk.measured()
@@ -134,6 +136,7 @@ class _Walk:
     run: Any
     inside: Mapping[int, int]
     let_go: Sequence[tuple[int, int]]
+    old: Sequence[tuple[int, int]]
     early: int
     cast: set[int] = field(default_factory=set)
     nodes: list[Any] = field(default_factory=list)
@@ -162,16 +165,18 @@ class _Walk:
         first, last = self.between()
         places = [i for i, node in enumerate(self.nodes) if first < autograd.order(node) < last]
         part = range(places[0], places[-1] + 1) if places else range(0)
-        line = Timeline(tuple(self._without_outputs(steps, part)), until, part)
+        old = [one for one in self.old if part and one[0] > autograd.order(self.nodes[part.start])]
+        released = sorted([*self.let_go, *old])
+        there = tuple(((size,), 1) for _, size in old)
+        line = Timeline(tuple(self._without(released, steps, part)), until, part, there)
         early = range(part.start, next((i for i in part if autograd.order(self.nodes[i]) >= self.early), part.stop))
         return EagerLoss(
             line.forward(), line.held(), line.backward(), tuple(self.leaves), self.reads_outputs,
             between=(first, last), early_bytes=line.without_gradients(early), timeline=line,
         )  # fmt: skip
 
-    def _without_outputs(self, steps: Iterable[Step], part: range) -> Iterator[Step]:
-        """`steps`, each of `part` with the outputs that are released between the one before and it."""
-        rest = sorted(self.let_go)
+    def _without(self, rest: Sequence[tuple[int, int]], steps: Iterable[Step], part: range) -> Iterator[Step]:
+        """`steps`, each of `part` with what of the `rest` is released between the one before and it."""
         for i, step in enumerate(steps):
             gone = [size for at, size in rest if i in part and at <= autograd.order(self.nodes[i])]
             rest = rest[len(gone) :]
@@ -270,7 +275,7 @@ class _Walk:
     def _input(self, node: Any) -> Extent:
         """A tensor as large as the largest that a node differentiates; an index into that, as losses of classes have
         it, one for each row."""
-        found = [one for n, _ in node.next_functions if n is not None for one in autograd.output_extents(n)]
+        found = [one for n, k in node.next_functions if n is not None for one in autograd.output_extents(n)[k : k + 1]]
         shape, itemsize = max(found, key=lambda one: prod(one[0]) * one[1], default=NOTHING)
         if named(node, ("NllLoss",)) and shape:
             classes = min(1, len(shape) - 1)

@@ -5,7 +5,7 @@ comes to at sizes other than those that it was seen at. Nothing here holds a nod
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 #: Shape of a tensor, and bytes of an element.
@@ -26,7 +26,7 @@ class Step:
     Attributes:
         made: what it returned, as far as nobody else counts that; of a view, what the view is of is `root`'s.
         kept: what it returned and the caller holds, who counts it from then on.
-        let_go: outputs of the compiled graph that are there no more when it runs.
+        let_go: outputs of the compiled graph, and of what is `old`, that are there no more when it runs.
         given: gradients that its backward is given.
         root: the step that made the storage of the result; -1 where none did.
         inputs: steps whose results it reads, or the call does that it ends.
@@ -125,11 +125,24 @@ class Timeline:
     Attributes:
         until: steps whose results are held for the backward, with the last step that holds each there.
         part: the steps that count, from the first to before the last; what others hold counts elsewhere.
+        old: what is there of earlier steps when they begin.
     """
 
     steps: tuple[Step, ...]
     until: Mapping[int, int]
     part: range
+    old: tuple[Extent, ...] = ()
+
+    def kept(self) -> int:
+        """Bytes of its results that the caller holds."""
+        return sum(_sum(self.steps[i].kept, AS_SEEN) for i in self.part)
+
+    def in_loop(self) -> Timeline:
+        """The same behind itself in a loop, whose variables hold its results until they are assigned anew."""
+        steps = list(self.steps)
+        for i in self.part[:-1]:
+            steps[i + 1] = replace(steps[i + 1], let_go=(*steps[i + 1].let_go, *steps[i].kept))
+        return replace(self, steps=tuple(steps), old=tuple(one for i in self.part for one in steps[i].kept))
 
     def held(self, sizes: Resize = AS_SEEN) -> int:
         """Bytes that are held from the forward to the backward."""
@@ -164,7 +177,7 @@ class Timeline:
             if self.steps[k].root == k and k not in self.until:
                 done.setdefault(at, []).append(k)
         early = [k for k, at in self.until.items() if at < self.part.start]
-        live = -sum(self._made(k, sizes) for k in early)
+        live = (old := _sum(self.old, sizes)) - sum(self._made(k, sizes) for k in early)
         live -= sum(_sum((*step.held, *step.kept), sizes) for step in self.steps[: self.part.start])
         peak = 0
         for i, step in enumerate(self.steps[: self.part.stop]):
@@ -173,7 +186,7 @@ class Timeline:
             if i in self.part:
                 peak = max(peak, live + _sum(step.inside, sizes))
             live -= sum(self._made(k, sizes) for k in done.get(i, ()))
-        return int((1 + LONGER) * peak)
+        return int(peak + LONGER * max(0, peak - old))
 
     def backward(self, sizes: Resize = AS_SEEN) -> int:
         """Most bytes that are held at one time in the backward: gradients wait until their step runs; what is saved is

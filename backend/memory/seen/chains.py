@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -12,8 +13,8 @@ from optpass.backend.compat.memory_autograd import held_by_more
 from optpass.backend.compat.memory_callers import results_around_compile
 from optpass.backend.compat.memory_clears import to_come
 from optpass.backend.memory.seen.leaves import Leaf
-from optpass.backend.memory.seen.parameters import first_trained
 from optpass.backend.memory.seen.stores import Stores
+from optpass.backend.memory.versions import first_trained, version_of
 
 #: Chains of runs that are remembered, to find which of them make up one step.
 REMEMBERED = 64
@@ -111,6 +112,14 @@ class Chains:
                 self._returned.drop(leaf.inputs)
         return self._returned
 
+    def returned_beside(self, args: Iterable[Any]) -> Stores:
+        """The same, but for what a graph is given with `args`."""
+        found = Stores()
+        found.update(self.returned())
+        if found:
+            found.drop(Stores(a for a in args if isinstance(a, torch.Tensor)))
+        return found
+
     def returned_in_step(self) -> Stores:
         """Those of the step that is under way: what the caller collects from step to step only grows."""
         found = Stores()
@@ -130,7 +139,7 @@ class Chains:
         trained = first_trained(parameters)
         if trained is None:
             return
-        version = trained._version
+        version = version_of(trained)
         if self._versions.setdefault(id(trained), version) != version or trained.grad is None:
             self._versions[id(trained)] = version
             self._returned.drop(self._before)  # what is two steps old is no loop's variable

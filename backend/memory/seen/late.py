@@ -18,8 +18,8 @@ from torch import nn
 
 from optpass.backend.compat.memory_callers import places_of_backward
 from optpass.backend.compat.memory_clears import to_come
-from optpass.backend.memory.seen.parameters import Versions, first_trained
 from optpass.backend.memory.seen.stores import Stores
+from optpass.backend.memory.versions import Versions, first_trained
 
 #: So often it is counted how much there is: in the first steps, graphs of the step become known.
 COUNTS = 3
@@ -92,6 +92,7 @@ class Late:
         self._seen = Stores()  #: one of those that were taken to be cleared late
         self._are_cleared: bool | None = None
         self._pending: int | None = None  #: one of the parameters then, while no backward has begun since
+        self._expected = False
         self._bytes, self._counts, self._looks = 0, COUNTS, LOOKS
         self._to_come = NOTHING
         self._places_left = PLACES
@@ -128,8 +129,11 @@ class Late:
             return replace(self._to_come, bytes=self._bytes)  # another run of the step, before its first backward
         one = self._one_of_them(trained, before, now)
         if one is None:
+            there = [p.grad for p in trained if p.grad is not None]
+            if there and before not in (None, now) and self._are_cleared is None:  # by a function that was not read
+                self._seen, self._pending, self._expected = Stores(there[:1]), id(first_trained(trained)), False
             return self._to_come
-        self._seen, self._pending = Stores([one]), id(first_trained(trained))
+        self._seen, self._pending, self._expected = Stores([one]), id(first_trained(trained)), True
         if self._counts:
             self._counts -= 1
             self._bytes = Stores(p.grad for p in (*trained, *step()) if p.grad is not None).bytes()
@@ -150,7 +154,7 @@ class Late:
         found = [p.grad for p in trained if p.grad is not None]
         if before is None or before == now or not found:
             return None
-        if self._pending == id(first_trained(trained)) and self._seen.bytes():
+        if self._expected and self._pending == id(first_trained(trained)) and self._seen.bytes():
             self._are_cleared = False
         if self._are_cleared is False:
             return None

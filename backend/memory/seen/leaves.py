@@ -19,10 +19,11 @@ from optpass.backend.memory.replay.tail import Tail
 from optpass.backend.memory.seen.in_parts import Asked, Graded
 from optpass.backend.memory.seen.late import Late
 from optpass.backend.memory.seen.leaving import Leaving
-from optpass.backend.memory.seen.parameters import ALIKE, alive, first_trained, lying_gradients, parameters_of
+from optpass.backend.memory.seen.parameters import alive, lying_gradients, parameters_of
 from optpass.backend.memory.seen.share import Share
 from optpass.backend.memory.seen.situation import Beside
 from optpass.backend.memory.seen.stores import Stores
+from optpass.backend.memory.versions import ALIKE, first_trained
 from optpass.options import Options
 from optpass.passes.wrappers import nbytes_of
 
@@ -47,6 +48,8 @@ class Leaf:
         inputs_seen: bytes of these that were there when it was looked at, at most.
         inputs_there: the same in its backward, with the targets that were found until then.
         returned_seen: bytes of what earlier runs of its step had returned that were there then, at most.
+        lent_bytes: bytes of what graphs without gradients had read and returned that were there then, at most;
+            `looks_again` where more are there since.
         idle: parameters of its modules, weakly, that get no gradient in its step, unless another graph makes one.
         ran_of: a parameter of each module that it was looked at for, by identity.
         known: parameters that its runs were given or that eager code around them reads, weakly, by identity.
@@ -96,6 +99,8 @@ class Leaf:
     inputs_seen: int = 0
     inputs_there: int = 0
     returned_seen: int = 0
+    lent_bytes: int = 0
+    looks_again: bool = False
     idle: tuple[weakref.ref[torch.Tensor], ...] = ()
     ran_of: set[int] = field(default_factory=set)
     known: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
@@ -177,6 +182,7 @@ class Leaf:
         """Take over what was seen of the loss behind another plan of the same graph."""
         self.known, self.inputs, self.ran_of = dict(leaf.known), leaf.inputs, leaf.ran_of
         self.elsewhere, self.lent, self.lent_by_step = leaf.elsewhere, leaf.lent, leaf.lent_by_step
+        self.lent_bytes, self.looks_again = leaf.lent_bytes, leaf.looks_again
         self.loss, self.seen = leaf.loss, leaf.seen
         self.keeps_outputs, self.kept_outputs = leaf.keeps_outputs, leaf.kept_outputs
         self.since_loss, self.keeps_graph = leaf.since_loss, leaf.keeps_graph
@@ -201,7 +207,7 @@ class Leaf:
 
     def _in_loss(self) -> int:
         """What the loss needs in its forward beside what the situations hold."""
-        return max(0, *(s.in_loss - s.most for s in self.situations.values()))
+        return max([0, *(s.in_loss - s.most for s in self.situations.values())])
 
     def note_updated(self, tensors: Iterable[torch.Tensor]) -> None:
         """The program changes `tensors` by hand from step to step."""
@@ -233,10 +239,36 @@ class Leaf:
             self.news = True
 
     def note_old(self, size: int) -> None:
-        """So many bytes of outputs of earlier runs are there in its forward: a loop's variable is, until the next call
-        has returned."""
+        """So many bytes of outputs of earlier runs, and of results of eager code, are there in its forward: a loop's
+        variable is, until it is assigned anew."""
         if size > self.old:
             self.old, self.news = size, True
+            line = self.loss.timeline
+            if line is not None and not line.old and size >= line.kept() > 0:
+                more = line.in_loop().forward() - line.forward()
+                for situation in self.situations.values():
+                    situation.repeat(more - situation.repeated)
+                self.loss = replace(self.loss, forward_bytes=self._in_loss())
+
+    def see_lent(self, values: Stores) -> None:
+        """In its backward, `values` that graphs without gradients read and returned are there."""
+        self.looks_again, self.lent_bytes = False, max(self.lent_bytes, self._lent_beside(values, Stores()))
+
+    def note_lent(self, left: Stores) -> None:
+        """A step begins beside what is `left` of such graphs: the last batch of an evaluation, for example."""
+        more = self._lent_beside(left, self.inputs) - self.lent_bytes
+        if self.seen and more > 0:
+            for situation in self.situations.values():
+                situation.expect_left(more)
+            self.lent_bytes, self.looks_again, self.news = self.lent_bytes + more, True, True
+
+    def _lent_beside(self, values: Stores, known: Stores) -> int:
+        """Bytes of `values` that are neither `known` nor of modules."""
+        there = Stores()
+        there.update(values)
+        for counted in (known, self.buffers, self.elsewhere, self.lent_by_step):
+            there.drop(counted)
+        return there.bytes()
 
     def inputs_now(self) -> int:
         """Bytes that are there of its inputs, and those of other plans of the same graph."""

@@ -75,12 +75,13 @@ def note(
     # and are part of what was seen in its backward.
     there, since = gradients + other - made, loss.kept_bytes - gone
     situation = leaf.situations.setdefault(others_of(live, run), Beside())
-    situation.gone, situation.handed_on = around.gone, around.handed_on
+    situation.gone, situation.handed_on, situation.made = around.gone, around.handed_on, made
     situation.lent.update(around.lent)
+    leaf.see_lent(lent.values)
     behind = there + since + loss.backward_bytes if loss.backward_bytes else 0
     # Outputs that had gone before its forward are not there in it, and what is gone behind the loss is less.
     early = min(run.gone_before, other, gone)
-    in_loss = there - early + late + loss.forward_bytes + run.among
+    in_loss = there - early + run.late(gradients - made) + loss.forward_bytes + run.among
     in_loss = max(in_loss, run.behind + run.behind_saved, run.behind_again(loss.early_bytes))
     mine = other - early + waiting
     news = situation.widen(gradients, mine, since + early, in_loss, behind, around.old, late, waiting)
@@ -116,6 +117,7 @@ def note_names(
     more = around.gradients + around.other + waiting - situation.gradients - situation.other
     if more > 0:
         situation.grow(more)
+        leaf.inputs_there = max(leaf.inputs_there, leaf.inputs_now())
         leaf.news = True
 
 
@@ -158,6 +160,7 @@ def loss_behind(
         results.drop(counted)
     # Some losses reduce in place: their result is a number in a storage as large as what it is made of.
     # A few numbers are among what the engine is taken to need; a loss of many terms may hold more of them.
+    run.results = Stores.behind(s for s in results.storages() if s.nbytes() > ENGINE_BYTES)
     sizes = results.alive().values()
     kept = sum(sizes) - min(sum(size for size in sizes if size <= ENGINE_BYTES), ENGINE_BYTES // 2)
     aside.drop(results)
@@ -185,6 +188,7 @@ def loss_behind(
         node,
         watch.forward(),
         run.let_go[: run.let_go_before],
+        run.old,
         run.behind_at,
     )
     # Whoever held them then: operators, or a checkpoint that reads them again.

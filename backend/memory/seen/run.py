@@ -37,7 +37,10 @@ class Run:
         gone_before: bytes of outputs of the runs before it that callers had let go of when it began.
         let_go: its outputs that were released: the place of the next node of autograd, and their bytes.
         let_go_before: how many of these were before the backward began.
+        old: what earlier runs and the eager code behind them have returned that was there in its forward, and has been
+            released, likewise: variables of a loop are, when they are assigned anew.
         graded: what its caller has made since an earlier backward of it, which left it for another one.
+        results: of eager code, large ones that the caller holds in its backward.
         older: results of eager code that were made before it, and are held in its backward.
         among: bytes of those that were made behind it, but before the last run that waited in its backward.
         behind: bytes that a graph without gradients needed that ran behind it, with what was there beside it.
@@ -62,6 +65,8 @@ class Run:
     done: bool = False
     let_go: list[tuple[int, int]] = field(default_factory=list)
     let_go_before: int = 0
+    old: list[tuple[int, int]] = field(default_factory=list)
+    results: Stores = field(default_factory=Stores)
     graded: Stores = field(default_factory=Stores)
     older: Stores = field(default_factory=Stores)
     among: int = 0
@@ -71,14 +76,14 @@ class Run:
     behind_there: int = 0
     behind_saved: int = 0
     _held: Stores | None = None
-    _outputs: list[Any] = field(default_factory=list, repr=False)
+    _watched: list[Any] = field(default_factory=list, repr=False)
 
-    def watch_outputs(self) -> None:
-        """Note when callers let go of its outputs."""
-        for storage in self.outputs.storages():
-            if not self.inputs.has(storage):
-                noted = functools.partial(_note, self.let_go, storage.nbytes())
-                self._outputs.append(weakref.ref(storage, noted))
+    def watch_outputs(self, old: Stores) -> None:
+        """Note when callers let go of its outputs, and of `old` ones."""
+        for stores, noted in ((self.outputs, self.let_go), (old, self.old)):
+            for storage in stores.storages():
+                if not self.inputs.has(storage):
+                    self._watched.append(weakref.ref(storage, functools.partial(_note, noted, storage.nbytes())))
 
     def begin_backward(self, *, keeps: bool) -> None:
         """Its backward begins, and `keeps` what is saved for another one: what `torch.autograd.grad` has given to the

@@ -75,10 +75,10 @@ class Steps(Now):
 
     def enter(
         self, origin: object, gradients: bool, updated: Updated, clearing: Clearing = NOTHING,
-        trained: Sequence[torch.Tensor] = (),
+        trained: Sequence[torch.Tensor] = (), args: Sequence[Any] = (),
     ) -> None:  # fmt: skip
-        """A graph is called with these `trained` parameters, when gradients of its parameters are there or not, or are
-        cleared late; `updated` is of it, and so is `clearing`."""
+        """A graph is called with `args`, these `trained` parameters among them, when gradients of them are there
+        or not, or are cleared late; `updated` is of it, and so is `clearing`."""
         with self._lock:
             self._sweep()
             eager = self._eager_ahead.step()
@@ -89,7 +89,11 @@ class Steps(Now):
             self._lent.step(eager)
             if self._chains.waits:
                 return
-            steps, old = self._chains.steps_of(origin), self._chains.returned().bytes()
+            steps, old = self._chains.steps_of(origin), self._chains.returned_beside(args).bytes()
+            if left := self._lent.left():
+                left.drop(Stores(a for a in args if isinstance(a, torch.Tensor)))
+                for leaf in steps[0] if steps else ():
+                    leaf.note_lent(left)
             fresh = any(leaf.news or leaf.graded is not None for step in steps for leaf in step)
             earlier = self._chains.earlier_parts() if fresh else []
             self._chains.begin(origin)
@@ -103,7 +107,10 @@ class Steps(Now):
                 if mine and leaf.is_new_to(trained):
                     leaf.news |= leaf.know(trained)
                 note_staying(leaf, [*step, *around], clearing, {id(p) for p in trained} if mine else None)
-                leaf.note_old(old if mine and leaf.gradients == gradients else 0)
+                serves = leaf.gradients == gradients or not any(
+                    other.origin is origin and other.gradients == gradients for other in step
+                )
+                leaf.note_old(old if mine and serves else 0)
             # Earlier ones are of other micro-batches, which are there in this one, too.
             grown = [leaf.note_inputs() for leaf in step if i]
             if any(grown) or any(leaf.news for leaf in step):
@@ -124,7 +131,7 @@ class Steps(Now):
         with self._lock:
             self._sweep()
             self._eager_ahead.forget()
-            leaf.note_old(self._chains.returned().bytes())
+            leaf.note_old((old := self._chains.returned_beside(args)).bytes())
             if not self._live:
                 self._chains.note_parameters(parameters)
             given, made = Stores(tensors), Stores(t for t in tree_leaves(result) if isinstance(t, torch.Tensor))
@@ -140,7 +147,7 @@ class Steps(Now):
                 shapes_of(args, leaf.parameters) if looked_at else (), looked_at, self._gone, made=made.sizes(),
             )  # fmt: skip
             if run.looked_at:
-                run.watch_outputs()
+                run.watch_outputs(old)
                 trained = {id(p): p for p in (*parameters, *parameters_of(self._chains.under_way()))}.values()
                 run.gradients = Stores([p.grad for p in trained if p.grad is not None]).sizes()
             if looked_at:
@@ -176,10 +183,11 @@ class Steps(Now):
         beside = leaf.situations.get(others_of(self._live))
         # Micro-batches that the caller holds are all there in each of their steps, and are known when they have run.
         more = leaf.inputs.bytes() > leaf.inputs_seen or self._chains.returned_in_step().bytes() > leaf.returned_seen
+        more |= leaf.looks_again
         if more or beside is None or beside.times >= LOOKS:
             return more or beside is None
         others = self._live or any(other.origin is not leaf.origin for other in self._chains.under_way())
-        return beside.times < LOOKS_ALONE or bool(others) or beside.expected > 0
+        return beside.times < LOOKS_ALONE or bool(others) or beside.expected > 0 or beside.repeated > 0
 
     def lend(self, args: Sequence[Any], result: Any, needs: Callable[[], int] | None = None) -> None:
         """A graph has run without gradients: what the caller holds of it is there in the step, too.
@@ -246,7 +254,7 @@ class Steps(Now):
                 run.leaf.latest().note_others(self._chains.leaves(), step)
                 run.leaf.latest().asked = Asked.at(run)
                 run.leaf.latest().graded = graded_at(run, running, self._chains.leaves())
-            self._chains.note_returned(run.outputs, run.inputs)
+            self._chains.note_returned(run.outputs.with_those_of(run.results), run.inputs)
             self._sweep()
 
     def _names(self, run: Run) -> None:

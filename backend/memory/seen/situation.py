@@ -24,8 +24,11 @@ class Beside:
         since_loss: what is there from the loss on: results that the caller holds, less outputs of others that are gone.
         in_loss, in_loss_backward: all of these and the loss, in the forward of the loss and in its backward.
         expected: of gradients, what is likely to be there when it is seen next, and was not.
+        left: of `other`, what is likely to be there of graphs without gradients when it is seen next, and was not.
+        repeated: of `in_loss`, what is likely to be there of the step before when it is seen next, and was not.
         late: of gradients, how many more were there in its forward, and in that of the loss, and cleared since.
         lent: of `other`, what was lent to graphs without gradients.
+        made: of gradients, what the loss has made of its own parameters, which is not there in its forward.
         waiting: of `other`, gradients that the running backward has made for nodes that are still to run, at least.
         gone, handed_on: outputs of others that were gone, and those of them that graphs had been given, by graph.
     """
@@ -37,10 +40,13 @@ class Beside:
     in_loss: int = 0
     in_loss_backward: int = 0
     expected: int = 0
+    left: int = 0
+    repeated: int = 0
     late: int = 0
     gone: int = 0
     handed_on: Mapping[Leaf, int] = field(default_factory=dict)
     lent: Stores = field(default_factory=Stores)
+    made: int = 0
     waiting: int = 0
     times: int = 0
 
@@ -68,6 +74,9 @@ class Beside:
         if self.expected:
             self.grow(-self.expected, gradients=True)
             self.expected = 0
+        self.in_loss, self.repeated = self.in_loss - self.repeated, 0
+        self.grow(-self.left)
+        self.left = 0
         self.waiting = min(self.waiting, waiting) if self.times else waiting
         self.times += 1
         self.since_loss = since_loss if self.since_loss is None else max(self.since_loss, since_loss)
@@ -80,13 +89,23 @@ class Beside:
     def note_late(self, late: int) -> bool:
         """So many bytes of gradients will be there until the loss has run, and not behind it; whether it is news."""
         more = max(0, late - self.late)
-        self.late, self.in_loss = self.late + more, self.in_loss + more
+        old = self.made if more and not self.late else 0  # those of its own parameters are there in its forward, too
+        self.late, self.in_loss = self.late + more, self.in_loss + more + old
         return more > 0
 
     def expect(self, gradients: int) -> None:
         """So many bytes of gradients are likely to be there when it is seen next."""
         self.grow(gradients, gradients=True)
         self.expected += gradients
+
+    def expect_left(self, more: int) -> None:
+        """So many bytes more are likely to be there of graphs without gradients when it is seen next."""
+        self.grow(more)
+        self.left += more
+
+    def repeat(self, more: int) -> None:
+        """So many bytes more are likely to be needed while its loss runs when it is seen next."""
+        self.in_loss, self.repeated = self.in_loss + more, self.repeated + more
 
     def grow(self, more: int, *, gradients: bool = False) -> None:
         """So many bytes are there beside the graph that were not when it was seen, or were not known to be of it."""

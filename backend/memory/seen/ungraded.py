@@ -70,11 +70,12 @@ class Lent:
     """Storages that graphs have read and returned which ran without gradients, as far as they are there.
 
     Attributes:
-        stores: all of them.
+        stores, values: all of them; those that are no parameters.
     """
 
     def __init__(self) -> None:
-        self.stores, self._lately = Stores(), Stores()
+        self.stores, self.values, self._lately = Stores(), Stores(), Stores()
+        self._has_run = False  #: since a step began
         self.ahead: list[Ahead] = []  #: of the step that has begun
         self._waiting: list[Ahead] = []  #: since the last step has
 
@@ -84,6 +85,16 @@ class Lent:
         for stores in (self.stores, self._lately):
             stores.prune()
             stores.add(tensors)
+        self.values.prune()
+        self.values.add(t for t in tensors if not isinstance(t, torch.nn.Parameter))
+        self._has_run = True
+
+    def left(self) -> Stores:
+        """A step begins: what may be left of graphs that ran since the last one did, parameters aside."""
+        found = Stores()
+        found.update(self.values if self._has_run else found)
+        self._has_run = False
+        return found
 
     def run_ahead(self, one: Ahead) -> None:
         """A graph has run while no other waits for its backward."""

@@ -168,6 +168,13 @@ def eager_bytes(loss, read=False, dtype=torch.float32):
     return found[0], outputs.nbytes
 
 
+def test_of_several_outputs_a_loss_reads_the_one_that_it_is_of():
+    small, _ = (torch.randn(1000, 40, requires_grad=True) * 1).split([10, 990])
+    loss = F.smooth_l1_loss(small, torch.randn(10, 40))
+    found = loss_of([loss.grad_fn], lambda node: node is small.grad_fn)
+    assert found.forward_bytes == pytest.approx(3 * small.numel() * 4, rel=0.01)  # and the target, which it has saved
+
+
 @pytest.mark.parametrize(
     ("loss", "forward", "backward"),
     [
