@@ -93,8 +93,20 @@ def _values_of_callers(frame: Any, passed_over: Collection[str], callers: int) -
         if not _is_of(frame, passed_over):
             callers -= 1
             read = [frame.f_globals.get(name) for name in globals_read(frame.f_code)]
-            yield from (*_variables_of(frame), *read)
+            variables = variables_by_name(frame)
+            yield from (*variables.values(), *read, *_attributes_of(variables.get("self")))
+            del variables
         frame = frame.f_back
+
+
+def _attributes_of(owner: Any) -> Iterable[Any]:
+    """What the object of a method holds by itself, as trainers hold batches, outputs and losses. Nothing of its class
+    runs."""
+    try:
+        attributes = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return ()
+    return list(dict.values(attributes)) if issubclass(type(attributes), dict) else ()
 
 
 def _parts(value: Any) -> Iterable[Any]:

@@ -175,11 +175,36 @@ def recurrent(of, compiled, load, target, classes):
         yield
 
 
+class Trainer:
+    """Holds a batch of which a graph is given a part, what that returns, and the loss."""
+
+    def __init__(self, compiled, load):
+        self.compiled, self.load = compiled, load
+
+    def forward(self):
+        self.given, self.wanted = self.load(), torch.randn(ROWS, CLASSES)
+        self.out = self.compiled(self.given)
+
+    def backward(self):
+        self.loss = F.l1_loss(self.out, self.wanted)
+        self.loss.backward()
+
+
+def of_an_object(of, compiled, load, target, classes):
+    trainer = Trainer(compiled, load)
+    while True:
+        of.optimizer.zero_grad()
+        trainer.forward()
+        trainer.backward()
+        of.optimizer.step()
+        yield
+
+
 LOOPS = {
     p.__name__: p
     for p in (
         large_loss, several_results, one_name, frozen_at_first, frozen_for_long, fused, fed_back, evaluated_between,
-        evaluated_late,
+        evaluated_late, of_an_object,
     )
 }  # fmt: skip
 
