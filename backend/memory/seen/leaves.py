@@ -247,7 +247,7 @@ class Leaf:
             if line is not None and not line.old and size >= line.kept() > 0:
                 more = line.in_loop().forward() - line.forward()
                 for situation in self.situations.values():
-                    situation.repeat(more - situation.repeated)
+                    situation.expect_results(more)
                 self.loss = replace(self.loss, forward_bytes=self._in_loss())
 
     def see_lent(self, values: Stores) -> None:

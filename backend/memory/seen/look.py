@@ -81,7 +81,9 @@ def note(
     behind = there + since + loss.backward_bytes if loss.backward_bytes else 0
     # Outputs that had gone before its forward are not there in it, and what is gone behind the loss is less.
     early = min(run.gone_before, other, gone)
-    in_loss = there - early + run.late(gradients - made) + loss.forward_bytes + run.among
+    # Gradients that were cleared late are among what the loss ran beside, as far as its operators are known.
+    cleared = 0 if loss.timeline is not None and loss.timeline.part else run.late(gradients - made)
+    in_loss = there - early + cleared + loss.forward_bytes + run.among
     in_loss = max(in_loss, run.behind + run.behind_saved, run.behind_again(loss.early_bytes))
     mine = other - early + waiting
     news = situation.widen(gradients, mine, since + early, in_loss, behind, around.old, late, waiting)
@@ -188,7 +190,7 @@ def loss_behind(
         node,
         watch.forward(),
         run.let_go[: run.let_go_before],
-        run.old,
+        [*run.old, *run.cleared],
         run.behind_at,
     )
     # Whoever held them then: operators, or a checkpoint that reads them again.

@@ -37,6 +37,7 @@ class Run:
         gone_before: bytes of outputs of the runs before it that callers had let go of when it began.
         let_go: its outputs that were released: the place of the next node of autograd, and their bytes.
         let_go_before: how many of these were before the backward began.
+        cleared: of `gradients`, likewise.
         old: what earlier runs and the eager code behind them have returned that was there in its forward, and has been
             released, likewise: variables of a loop are, when they are assigned anew.
         graded: what its caller has made since an earlier backward of it, which left it for another one.
@@ -65,6 +66,7 @@ class Run:
     done: bool = False
     let_go: list[tuple[int, int]] = field(default_factory=list)
     let_go_before: int = 0
+    cleared: list[tuple[int, int]] = field(default_factory=list)
     old: list[tuple[int, int]] = field(default_factory=list)
     results: Stores = field(default_factory=Stores)
     graded: Stores = field(default_factory=Stores)
@@ -78,9 +80,10 @@ class Run:
     _held: Stores | None = None
     _watched: list[Any] = field(default_factory=list, repr=False)
 
-    def watch_outputs(self, old: Stores) -> None:
-        """Note when callers let go of its outputs, and of `old` ones."""
-        for stores, noted in ((self.outputs, self.let_go), (old, self.old)):
+    def watch(self, old: Stores, gradients: Stores) -> None:
+        """Note when callers let go of its outputs, of `old` ones, and of `gradients` that are there."""
+        self.gradients = gradients.sizes()
+        for stores, noted in ((self.outputs, self.let_go), (old, self.old), (gradients, self.cleared)):
             for storage in stores.storages():
                 if not self.inputs.has(storage):
                     self._watched.append(weakref.ref(storage, functools.partial(_note, noted, storage.nbytes())))

@@ -147,9 +147,8 @@ class Steps(Now):
                 shapes_of(args, leaf.parameters) if looked_at else (), looked_at, self._gone, made=made.sizes(),
             )  # fmt: skip
             if run.looked_at:
-                run.watch_outputs(old)
                 trained = {id(p): p for p in (*parameters, *parameters_of(self._chains.under_way()))}.values()
-                run.gradients = Stores([p.grad for p in trained if p.grad is not None]).sizes()
+                run.watch(old, Stores([p.grad for p in trained if p.grad is not None]))
             if looked_at:
                 leaf.know([*parameters, *leaves])
                 leaf.note_ran_of(parameters)

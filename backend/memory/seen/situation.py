@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from optpass.backend.memory.seen.leaves import Leaf
 
 
+#: A loss that needs less than was expected by no more than this part of what is there is no news.
+NEAR = 0.01
+
+
 @dataclass
 class Beside:
     """What is held beside a graph in its backward, in bytes; the most seen.
@@ -25,7 +29,8 @@ class Beside:
         in_loss, in_loss_backward: all of these and the loss, in the forward of the loss and in its backward.
         expected: of gradients, what is likely to be there when it is seen next, and was not.
         left: of `other`, what is likely to be there of graphs without gradients when it is seen next, and was not.
-        repeated: of `in_loss`, what is likely to be there of the step before when it is seen next, and was not.
+        repeated: of `in_loss`, what is likely to be there of the step before when it is seen next, and was not:
+            gradients that are cleared late, if that is behind the loss, and of `results` so many bytes.
         late: of gradients, how many more were there in its forward, and in that of the loss, and cleared since.
         lent: of `other`, what was lent to graphs without gradients.
         made: of gradients, what the loss has made of its own parameters, which is not there in its forward.
@@ -42,6 +47,7 @@ class Beside:
     expected: int = 0
     left: int = 0
     repeated: int = 0
+    results: int = 0
     late: int = 0
     gone: int = 0
     handed_on: Mapping[Leaf, int] = field(default_factory=dict)
@@ -70,11 +76,12 @@ class Beside:
         late: int = 0, waiting: int = 0,
     ) -> bool:  # fmt: skip
         """Take in what was seen, with `old` bytes that earlier runs have returned; whether it is more."""
-        before = self.most, self.gradients, self.in_loss, self.in_loss_backward, self.late
+        before = self.most, self.gradients, self.in_loss_backward, self.late
+        in_loss_before = self.in_loss
         if self.expected:
             self.grow(-self.expected, gradients=True)
             self.expected = 0
-        self.in_loss, self.repeated = self.in_loss - self.repeated, 0
+        self.in_loss, self.repeated, self.results = self.in_loss - self.repeated, 0, 0
         self.grow(-self.left)
         self.left = 0
         self.waiting = min(self.waiting, waiting) if self.times else waiting
@@ -84,13 +91,16 @@ class Beside:
         self.lasting = max(self.lasting, other - old)
         self.in_loss, self.in_loss_backward = max(self.in_loss, in_loss), max(self.in_loss_backward, in_loss_backward)
         self.late = max(self.late, late)
-        return before != (self.most, self.gradients, self.in_loss, self.in_loss_backward, self.late)
+        less = in_loss_before - self.in_loss
+        changed = before != (self.most, self.gradients, self.in_loss_backward, self.late)
+        return changed or less < 0 or less > NEAR * self.in_loss
 
     def note_late(self, late: int) -> bool:
         """So many bytes of gradients will be there until the loss has run, and not behind it; whether it is news."""
         more = max(0, late - self.late)
         old = self.made if more and not self.late else 0  # those of its own parameters are there in its forward, too
-        self.late, self.in_loss = self.late + more, self.in_loss + more + old
+        self.late += more
+        self._repeat(more + old)
         return more > 0
 
     def expect(self, gradients: int) -> None:
@@ -103,8 +113,13 @@ class Beside:
         self.grow(more)
         self.left += more
 
-    def repeat(self, more: int) -> None:
-        """So many bytes more are likely to be needed while its loss runs when it is seen next."""
+    def expect_results(self, size: int) -> None:
+        """So many bytes more are likely to be needed while its loss runs when it is seen next, for results of the step
+        before."""
+        self._repeat(size - self.results)
+        self.results = size
+
+    def _repeat(self, more: int) -> None:
         self.in_loss, self.repeated = self.in_loss + more, self.repeated + more
 
     def grow(self, more: int, *, gradients: bool = False) -> None:

@@ -92,6 +92,16 @@ def frozen_for_long(of, compiled, load, target, classes):
         yield
 
 
+def cleared_before_the_loss(of, compiled, load, target, classes):
+    while True:
+        out = compiled(load())
+        of.optimizer.zero_grad()
+        loss = F.mse_loss(out, target)
+        loss.backward()
+        of.optimizer.step()
+        yield
+
+
 def fused(of, compiled, load, target, classes):
     optimizer = of.optimizer = torch.optim.AdamW(of.parameters(), 1e-3, fused=True)
     while True:
@@ -204,7 +214,7 @@ LOOPS = {
     p.__name__: p
     for p in (
         large_loss, several_results, one_name, frozen_at_first, frozen_for_long, fused, fed_back, evaluated_between,
-        evaluated_late, of_an_object,
+        evaluated_late, of_an_object, cleared_before_the_loss,
     )
 }  # fmt: skip
 
