@@ -1,5 +1,5 @@
-"""What functions of the program hold in variables: those that asked for a backward, and those in whose call a graph is
-being compiled. For `backend.memory`.
+"""What functions of the program hold in variables, and the objects whose methods they are in attributes: those that asked
+for a backward, and those in whose call a graph is being compiled. For `backend.memory`.
 """
 
 from __future__ import annotations
@@ -120,11 +120,6 @@ def _parts(value: Any) -> Iterable[Any]:
     if issubclass(kind, list):
         return list(list.__iter__(value))
     return list(tuple.__iter__(value)) if issubclass(kind, tuple) else (value,)
-
-
-def _variables_of(frame: Any) -> list[Any]:
-    """What a frame's variables hold."""
-    return list(variables_by_name(frame).values())
 
 
 def variables_by_name(frame: Any) -> dict[str, Any]:

@@ -72,6 +72,38 @@ def test_nothing_of_the_users_classes_runs(kind: Any) -> None:
     assert found == [True]
 
 
+class Closed:
+    """Refuses to be asked for its attributes."""
+
+    def __init__(self, batch: torch.Tensor) -> None:
+        self.batch = batch
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("nothing is to be read here")
+
+
+class Slotted:
+    __slots__ = ("batch",)
+
+    def __init__(self, batch: torch.Tensor) -> None:
+        self.batch = batch
+
+
+@pytest.mark.parametrize(("kind", "seen"), [(Closed, True), (Slotted, False)])
+def test_what_the_object_of_a_method_holds_is_found(kind: Any, seen: bool) -> None:
+    batch, found = torch.ones(3), list[bool]()
+    wanted, owner = weakref.ref(batch), kind(batch)
+    del batch
+
+    def step(self: Any, loss: torch.Tensor) -> None:
+        assert loss.grad_fn is not None and type(self) is kind
+        loss.grad_fn.register_prehook(lambda *_: found.append(any(t is wanted() for t in tensors_of_callers(1))))
+        loss.backward()
+
+    step(owner, torch.ones(3, requires_grad=True).sum())
+    assert found == [seen]
+
+
 def test_attributes_are_not_taken_for_globals_of_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that reads `self.batch` while the script around it has another `batch`."""
     held, other, found = torch.ones(3), torch.ones(3), list[list[bool]]()
