@@ -1,5 +1,5 @@
-"""What functions of the program hold in variables, and the objects whose methods they are in attributes: those that asked
-for a backward, and those in whose call a graph is being compiled. For `backend.memory`.
+"""What functions of the program hold in variables, and the objects whose methods they are in attributes: those that
+asked for a backward, and those in whose call a graph is being compiled. For `backend.memory`.
 """
 
 from __future__ import annotations
