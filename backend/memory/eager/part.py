@@ -102,7 +102,7 @@ def loss_of(
     roots: Iterable[Any], ours: Callable[[Any], bool], given: Given = lambda *_: None,
     known: Mapping[int, Held] | None = None, kept: Iterable[Any] = (), run: Any = None,
     inside: Mapping[int, int] | None = None, let_go: Sequence[tuple[int, int]] = (),
-    old: Sequence[tuple[int, int]] = (), early: int = 0,
+    old: Sequence[tuple[int, int]] = (), cleared: Sequence[tuple[int, int]] = (), early: int = 0,
 ) -> EagerLoss:  # fmt: skip
     """The eager operators between nodes that `ours` is true of and the `roots` of a backward that is running.
 
@@ -116,10 +116,10 @@ def loss_of(
             the next one.
         inside: bytes that operators allocate and release in the forward, by the order of their nodes.
         let_go: of outputs that are released before the backward: the order of the next node, and bytes.
-        old: the same of what is there of earlier steps.
+        old, cleared: the same of results and of gradients of earlier steps.
         early: place of the node that was next when a graph without gradients ran.
     """
-    walk = _Walk(ours, given, known or {}, set(kept), run, inside or {}, let_go, old, early)
+    walk = _Walk(ours, given, known or {}, set(kept), run, inside or {}, let_go, old, cleared, early)
     for node in autograd.walk(roots, ours if run is None else lambda node: node is run):
         walk.add(node)
     return walk.measured()
@@ -137,6 +137,7 @@ class _Walk:
     inside: Mapping[int, int]
     let_go: Sequence[tuple[int, int]]
     old: Sequence[tuple[int, int]]
+    cleared: Sequence[tuple[int, int]]
     early: int
     cast: set[int] = field(default_factory=set)
     nodes: list[Any] = field(default_factory=list)
@@ -165,10 +166,11 @@ class _Walk:
         first, last = self.between()
         places = [i for i, node in enumerate(self.nodes) if first < autograd.order(node) < last]
         part = range(places[0], places[-1] + 1) if places else range(0)
-        old = [one for one in self.old if part and one[0] > autograd.order(self.nodes[part.start])]
-        released = sorted([*self.let_go, *old])
-        there = tuple(((size,), 1) for _, size in old)
-        line = Timeline(tuple(self._without(released, steps, part)), until, part, there)
+        begin = autograd.order(self.nodes[part.start]) if part else inf
+        there = [[one for one in earlier if one[0] > begin] for earlier in (self.old, self.cleared)]
+        released = sorted([*self.let_go, *there[0], *there[1]])
+        old, cleared = (tuple(((size,), 1) for _, size in one) for one in there)
+        line = Timeline(tuple(self._without(released, steps, part)), until, part, old, cleared)
         early = range(part.start, next((i for i in part if autograd.order(self.nodes[i]) >= self.early), part.stop))
         return EagerLoss(
             line.forward(), line.held(), line.backward(), tuple(self.leaves), self.reads_outputs,

@@ -26,7 +26,7 @@ class Step:
     Attributes:
         made: what it returned, as far as nobody else counts that; of a view, what the view is of is `root`'s.
         kept: what it returned and the caller holds, who counts it from then on.
-        let_go: outputs of the compiled graph, and of what is `old`, that are there no more when it runs.
+        let_go: outputs of the compiled graph, and of what is `old` or `cleared`, that are there no more when it runs.
         given: gradients that its backward is given.
         root: the step that made the storage of the result; -1 where none did.
         inputs: steps whose results it reads, or the call does that it ends.
@@ -125,13 +125,14 @@ class Timeline:
     Attributes:
         until: steps whose results are held for the backward, with the last step that holds each there.
         part: the steps that count, from the first to before the last; what others hold counts elsewhere.
-        old: what is there of earlier steps when they begin.
+        old, cleared: what is there of earlier steps when they begin: results, and gradients that are cleared since.
     """
 
     steps: tuple[Step, ...]
     until: Mapping[int, int]
     part: range
     old: tuple[Extent, ...] = ()
+    cleared: tuple[Extent, ...] = ()
 
     def kept(self) -> int:
         """Bytes of its results that the caller holds."""
@@ -177,7 +178,7 @@ class Timeline:
             if self.steps[k].root == k and k not in self.until:
                 done.setdefault(at, []).append(k)
         early = [k for k, at in self.until.items() if at < self.part.start]
-        live = (old := _sum(self.old, sizes)) - sum(self._made(k, sizes) for k in early)
+        live = (old := _sum((*self.old, *self.cleared), sizes)) - sum(self._made(k, sizes) for k in early)
         live -= sum(_sum((*step.held, *step.kept), sizes) for step in self.steps[: self.part.start])
         peak = 0
         for i, step in enumerate(self.steps[: self.part.stop]):

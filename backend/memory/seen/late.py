@@ -21,7 +21,8 @@ from optpass.backend.compat.memory_clears import to_come
 from optpass.backend.memory.seen.stores import Stores
 from optpass.backend.memory.versions import Versions, first_trained
 
-#: So often it is counted how much there is: in the first steps, graphs of the step become known.
+#: So often it is counted how much there is: in the first steps, graphs of the step become known. It is counted so often
+#: again where more of the parameters have gradients than before, or fewer.
 COUNTS = 3
 #: So often the program's code is read for when they are cleared, where it was not seen.
 LOOKS = 3
@@ -93,6 +94,7 @@ class Late:
         self._are_cleared: bool | None = None
         self._pending: int | None = None  #: one of the parameters then, while no backward has begun since
         self._expected = False
+        self._graded = 0  #: parameters that had a gradient when they were counted last
         self._bytes, self._counts, self._looks = 0, COUNTS, LOOKS
         self._to_come = NOTHING
         self._places_left = PLACES
@@ -134,6 +136,9 @@ class Late:
                 self._seen, self._pending, self._expected = Stores(there[:1]), id(first_trained(trained)), False
             return self._to_come
         self._seen, self._pending, self._expected = Stores([one]), id(first_trained(trained)), True
+        graded = sum(p.grad is not None for p in trained)
+        if graded != self._graded:
+            self._graded, self._counts = graded, COUNTS
         if self._counts:
             self._counts -= 1
             self._bytes = Stores(p.grad for p in (*trained, *step()) if p.grad is not None).bytes()

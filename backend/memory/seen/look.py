@@ -190,7 +190,8 @@ def loss_behind(
         node,
         watch.forward(),
         run.let_go[: run.let_go_before],
-        [*run.old, *run.cleared],
+        run.old,
+        run.cleared,
         run.behind_at,
     )
     # Whoever held them then: operators, or a checkpoint that reads them again.
