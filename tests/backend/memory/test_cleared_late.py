@@ -205,3 +205,23 @@ def test_code_is_read_a_few_times():
             with torch.no_grad():
                 parameter.add_(1)
     assert read.call_count == late.LOOKS
+
+
+def test_gradients_are_counted_anew_where_more_parameters_have_them():
+    """Some were frozen for longer than gradients are counted in each step."""
+    first, second, seen = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(5)), late.Late()
+
+    def step(*graded):
+        for p in graded:
+            p.grad = torch.ones_like(p)
+        with seen.call([first, second], list) as there:
+            first.grad = second.grad = None
+            seen.begin_backward()
+        with torch.no_grad():
+            first.add_(1)
+        return there.bytes
+
+    with patch.object(late, "to_come", Mock(return_value=None)):  # it is seen when they go
+        found = [step(first) for _ in range(3 + late.COUNTS)]
+        assert found[-1] == first.nbytes
+        assert step(first, second) == first.nbytes + second.nbytes
