@@ -78,7 +78,7 @@ def find_optimizer(
         return None
     holding = sorted(_stepping(holding), key=_order)
     notes = [f"taken to train wider copies of {len(copies)} parameters"] if copies else []
-    costs = tuple(cost_of(o, notes, library, {*idle, *_unused(o, asked)}) for o in holding)
+    costs = tuple(cost_of(o, notes, library, {*idle, *_unused(o, asked, idle)}) for o in holding)
     everything = {id(p): p for o in holding for p in _parameters(o)}
     return Found(
         costs, sum(c.state_bytes for c in costs), max(c.step_bytes for c in costs), len(everything.keys() & asked),
@@ -86,13 +86,20 @@ def find_optimizer(
     )  # fmt: skip
 
 
-def _unused(optimizer: torch.optim.Optimizer, asked: Collection[int]) -> Iterator[int]:
+def _unused(optimizer: torch.optim.Optimizer, asked: Collection[int], idle: Collection[int]) -> Iterator[int]:
     """Identities of those of its parameters, beside what is `asked` about, that nothing seems to use: it has made state
-    for others, not for them, and they have no gradient."""
-    if any(optimizer.state.values()):
-        for p in _parameters(optimizer):
-            if id(p) not in asked and p.grad is None and not optimizer.state.get(p):
+    for each that is asked about and not `idle`, not for them, and they have no gradient."""
+    made, parameters = _with_state(optimizer), _parameters(optimizer)
+    if made and all(id(p) in made for p in parameters if id(p) in asked and id(p) not in idle):
+        for p in parameters:
+            if id(p) not in asked and p.grad is None and id(p) not in made:
                 yield id(p)
+
+
+def _with_state(optimizer: torch.optim.Optimizer) -> set[int]:
+    """Identities of the parameters that it has made state for: as a rule a dictionary each, in some a tensor."""
+    made = ((p, state) for p, state in optimizer.state.items() if isinstance(p, Tensor))
+    return {id(p) for p, state in made if isinstance(state, Tensor) or state}
 
 
 def _stepping(holding: Sequence[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
@@ -124,7 +131,7 @@ def trained_among(parameters: Sequence[Tensor]) -> list[Tensor]:
     them for a while, as the critic while the generator is trained."""
     if all(p.requires_grad for p in parameters):
         return list(parameters)
-    made = {id(p) for o in _live() for p, state in o.state.items() if state}
+    made = {key for o in _live() for key in _with_state(o)}
     return [p for p in parameters if p.requires_grad or id(p) in made]
 
 

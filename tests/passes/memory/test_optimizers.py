@@ -18,7 +18,7 @@ from optpass.errors import ConfigError
 from optpass.options import Options
 from optpass.passes.memory.optimizers import optimizers, rehearsal
 from optpass.passes.memory.optimizers.rehearsal import ParameterSize, rehearse, sizes_of
-from optpass.passes.memory.optimizers.search import cost_of, find_optimizer
+from optpass.passes.memory.optimizers.search import cost_of, find_optimizer, trained_among
 
 #: Classes that cannot be rehearsed: a closure, sparse gradients.
 BY_FORMULA = {"LBFGS", "SparseAdam"}
@@ -323,3 +323,40 @@ def test_one_that_hands_its_step_on_is_not_counted_beside_the_other() -> None:
     found = find_optimizer(parameters)
     assert found is not None and found.state_bytes == alone.state_bytes + 2 * 4 * 1200 and "assumed" in found.notes[0]
     del looking
+
+
+def test_parameters_that_nothing_uses_get_no_state() -> None:
+    used, unused, asked = (nn.Parameter(torch.ones(n)) for n in (31, 1000, 57))
+    optimizer = torch.optim.Adam([used, unused, asked])
+
+    def state() -> int:
+        found = find_optimizer([asked])
+        assert found is not None
+        return found.state_bytes
+
+    before = state()
+    assert before > 2 * unused.nbytes  # it has not stepped
+    used.grad = torch.ones_like(used)
+    optimizer.step()
+    assert state() == before  # one that is asked about has none either, which tells nothing
+    asked.grad = torch.ones_like(asked)
+    optimizer.step()
+    assert 2 * (used.nbytes + asked.nbytes) <= state() < before - unused.nbytes
+    unused.grad = torch.ones_like(unused)
+    assert state() == before
+
+
+class Flat(torch.optim.SGD):
+    """Keeps a tensor for a parameter, not a dictionary of tensors."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, lr=0.1)
+        for p in parameters:
+            self.state[p] = torch.zeros_like(p)
+
+
+def test_state_that_is_no_dictionary_is_state() -> None:
+    trained, frozen = nn.Parameter(torch.ones(7)), nn.Parameter(torch.ones(9), requires_grad=False)
+    optimizer = Flat([trained, frozen])
+    assert find_optimizer([trained]) is not None
+    assert {id(p) for p in trained_among([trained, frozen])} == {id(p) for p in optimizer.state}
