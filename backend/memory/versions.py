@@ -26,8 +26,12 @@ class FusedSteps:
         for optimizer in optimizers:
             groups = [group for group in optimizer.param_groups if group.get("fused")]
             if groups and optimizer not in self._followed:
-                count = self._followed[optimizer] = [0]
-                optimizer.register_step_post_hook(lambda *_, count=count: _count_up(count))
+                count = [0]
+                try:
+                    optimizer.register_step_post_hook(lambda *_, count=count: _count_up(count))
+                except AttributeError:  # a wrapper that torch's constructor did not make has no place for hooks
+                    continue
+                self._followed[optimizer] = count
             for group in groups:
                 self._of.update((id(p), self._followed[optimizer]) for p in group["params"])
 

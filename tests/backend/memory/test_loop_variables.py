@@ -14,7 +14,6 @@ from torch import nn
 import optpass
 from optpass.backend.memory.eager.timeline import Step, Timeline
 from optpass.backend.memory.measure import measure_peak, storage_bytes
-from optpass.backend.memory.versions import FusedSteps
 
 ROWS, WIDTH, CLASSES = 256, 64, 128
 
@@ -282,15 +281,3 @@ def test_variables_are_assigned_anew_one_after_another():
     assert sum(extent[0][0] for extent in again.old) == 1010
     assert again.steps[1].let_go == (((1000,), 1),)
     assert again.forward() == int(1010 + 1000 + 0.005 * 1000)  # the first, with both of the step before
-
-
-def test_steps_of_fused_optimizers_are_counted():
-    parameters = [nn.Parameter(torch.ones(2)) for _ in range(2)]
-    optimizers = [torch.optim.SGD([p], 0.1, fused=fused) for p, fused in zip(parameters, (True, False), strict=True)]
-    counted = FusedSteps()
-    for _ in range(2):
-        counted.follow(optimizers)  # once
-    for p, optimizer in zip(parameters, optimizers, strict=True):
-        p.grad = torch.ones(2)
-        optimizer.step()
-    assert [counted.of(p) for p in parameters] == [1, 0]
