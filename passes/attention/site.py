@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from optpass.passes.attention.axes import Axis, Dims
 from optpass.passes.attention.program.ir import Value
@@ -36,8 +37,11 @@ class Blocked(Exception):  # not an error: a reason to leave a site alone
         self.reason, self.value, self.cost, self.defect = reason, value, cost or {}, defect
 
     @classmethod
-    def of_defect(cls, error: Exception, value: Value) -> Blocked:
-        """For an error that says nothing of the program: it costs its own site, not those beside it."""
+    def of_error(cls, error: Exception, value: Value) -> Blocked:
+        """For an error, which costs its own site, not those beside it. But for a size that only data tells, it says
+        nothing of the program."""
+        if isinstance(error, GuardOnDataDependentSymNode):
+            return cls("a size of it is known only when it runs, and a fused kernel asks for it", value)
         text = " ".join(str(error).split()) or "no message"
         return cls(f"an error in optpass: {type(error).__name__}: {text}", value, defect=error)
 

@@ -138,7 +138,7 @@ class GraphWork:
         except Blocked:
             raise
         except Exception as error:
-            raise Blocked.of_defect(error, site.output) from error
+            raise Blocked.of_error(error, site.output) from error
 
     def _decided(self, site: Site) -> _Part:
         """How one site is computed; raises `Blocked` where it is not."""
@@ -178,6 +178,9 @@ class GraphWork:
         except Blocked:
             writer.undo()
             raise
+        except Exception as error:
+            writer.undo()
+            raise Blocked.of_error(error, output) from error
         for part in parts:
             self._file(part, output.node)
 

@@ -133,7 +133,7 @@ class _Weights(Weights):
         except Blocked as blocked:
             return Found(self.product, blocked=blocked)
         except Exception as error:  # noqa: BLE001  # `work` says so, and raises it where the user wants that
-            return Found(self.product, blocked=Blocked.of_defect(error, self.product))
+            return Found(self.product, blocked=Blocked.of_error(error, self.product))
 
     def _sites(self) -> list[Site]:
         """One for each softmax that the weights are a sum of."""

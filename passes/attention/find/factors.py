@@ -10,7 +10,7 @@ import torch
 from optpass.passes.attention.axes import Dims, above, atoms, broadcast, flat
 from optpass.passes.attention.find import sums
 from optpass.passes.attention.find.fills import LEAST, not_floored, not_rounded_off, rounded
-from optpass.passes.attention.find.operands import scaled
+from optpass.passes.attention.find.operands import fixed, scaled
 from optpass.passes.attention.find.unseen import is_parameter
 from optpass.passes.attention.program.ir import Value, ancestors, arg
 from optpass.passes.attention.site import Blocked, Factor, Number, Operand, Scores
@@ -59,6 +59,9 @@ def neg(reader: Reader, value: Value, dims: Dims) -> Scores:
 def scaled_by(scores: Scores, number: Number, value: Value) -> None:
     """Scores as they are after `value`, which multiplies them by a number; changes `scores`."""
     not_floored(scores, value)
+    if scores.fills or scores.biases or scores.offset or scores.softcaps:
+        known = fixed(number, scores.contraction)
+        number = number if known is None else known
     if isinstance(number, torch.SymFloat):
         if scores.fills or scores.biases or scores.offset:
             raise Blocked("masked or biased scores are scaled by a number that is not known when compiling", value)

@@ -84,6 +84,18 @@ def multiple(value: Value, constant: Constant) -> tuple[Number | None, Value | N
     return None, None
 
 
+def fixed(number: Any, axes: tuple[Axis, ...]) -> float | None:
+    """A number that is not known when compiling as what it is now, which becomes a guard: one that is made of floats
+    and of sizes of `axes`, which change with the model and not with the batch. None for any other."""
+    if not isinstance(number, torch.SymFloat):
+        return float(number) if isinstance(number, (int, float)) else None
+    sizes = {s for axis in atoms(axes) for s in getattr(axis.size, "free_symbols", ())}
+    made_of = number.node.expr.free_symbols
+    if number.node.hint is None or any(s.is_integer and s not in sizes for s in made_of):
+        return None
+    return float(number)
+
+
 def same_shape(one: Value, other: Value) -> bool:
     """Whether two values have the same dims, and none is repeated to make the other."""
     sizes = zip(one.shape, other.shape, strict=False)

@@ -15,7 +15,7 @@ import torch
 from optpass.passes.attention.axes import Dims, broadcast
 from optpass.passes.attention.find import fills, joined
 from optpass.passes.attention.find.fills import not_floored, not_rounded_off, not_topped, unknown
-from optpass.passes.attention.find.operands import is_of_one_row, row_maximum_values, same_shape, shifts_rows
+from optpass.passes.attention.find.operands import fixed, is_of_one_row, row_maximum_values, same_shape, shifts_rows
 from optpass.passes.attention.program.ir import Value, ancestors, arg
 from optpass.passes.attention.site import Bias, Blocked, Operand, Scores
 
@@ -81,8 +81,8 @@ def addcmul(reader: Reader, value: Value, dims: Dims) -> Scores:
 
 def with_input(reader: Reader, scores: Scores, value: Value, dims: Dims) -> None:
     """`beta · input + alpha · product`; with beta = 0 the input is not even read."""
-    beta, alpha = arg(value, "beta"), arg(value, "alpha")
-    if not isinstance(beta, (int, float)) or not isinstance(alpha, (int, float)) or not alpha:
+    beta, alpha = (fixed(arg(value, name), scores.contraction) for name in ("beta", "alpha"))
+    if beta is None or not alpha:
         raise Blocked(f"{value.name} with a beta or alpha that is not a number", value)
     scores.scale *= float(alpha)
     scores.steps.append(("times", float(alpha)))

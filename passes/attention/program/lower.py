@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from optpass.passes.attention.program import autocast, calls, nodes, part_values, part_writes, reach
+from optpass.passes.attention.program import autocast, calls, gradients, nodes, part_values, part_writes, reach
 from optpass.passes.attention.program.ir import Program, Value, map_values
 from optpass.passes.attention.program.recorder import Recorder
 
@@ -49,7 +49,8 @@ class _Lowering:
         self.versions: dict[int, int] = {}
         self.shaped: dict[fx.Node, Value] = {}  #: what nodes return since their tensor was given another shape in place
         self.node: fx.Node | None = None
-        self.grad, self.recording = True, True
+        self.grad, self.recording, self.training = True, True, torch.is_grad_enabled()
+        self.detached = gradients.Detached()
         self.mode = next((nodes.fake_mode(n) for n in graph.nodes if nodes.fake_mode(n) is not None), None)
 
     def run(self, whole: bool) -> Program:
@@ -228,7 +229,8 @@ class _Lowering:
         outputs = result if isinstance(result, (tuple, list)) else (result,)
         for index, tensor in enumerate(outputs):
             if isinstance(tensor, torch.Tensor) and id(tensor) not in {id(t) for t in calls.tensors(filled)}:
-                self._new(tensor, op=op, args=arguments, index=index)
+                value = self._new(tensor, op=op, args=arguments, index=index)
+                self.detached.note(value, calls.tensors(filled))
 
     def _record_write(self, op: Any, arguments: Any, filled: Any, targets: list[Any], result: Any) -> None:
         first = targets[0]
@@ -241,6 +243,8 @@ class _Lowering:
         form, args = self._filled(functional, arguments[: len(functional._schema.arguments)])
         value = self._new(first, op=form, args=args)
         for other in {id(t): t for t in self.kept[value.storage]}.values():
+            if self.training and self.detached.apart(other, first, value, self.known):
+                continue
             if other is not first and calls.same_place(other, first):  # by another name (`x.view_as(x)`, a second `to`)
                 self.known[id(other)] = value
             elif other is not first and part_writes.same_elements(other, first):
@@ -250,6 +254,8 @@ class _Lowering:
         self._written_in_part(op, arguments)
 
     def _filled(self, op: Any, arguments: Any) -> Any:
+        if self.training and gradients.stops(op, arguments):
+            return op, arguments
         with Recorder(self) if part_values.fills(op) else contextlib.nullcontext():  # entering takes its time
             return part_values.filled(op, arguments, self._current)
 
@@ -257,6 +263,9 @@ class _Lowering:
         """The whole of which a part was written to, as far as it is known what it has become."""
         part = part_writes.part_of(arguments[0])
         if part is None or self.known.get(id(part.whole.tensor)) is not part.whole:
+            return
+        whole, view = part.whole.tensor, arguments[0]
+        if self.training and self.detached.apart(whole, view.tensor, view, self.known):
             return
         with Recorder(self):
             changes = part_values.changes(part, op, arguments, self._current)

@@ -67,8 +67,8 @@ class Writer:
         for key in ("stack_trace", "nn_module_stack", "source_fn_stack"):
             if key in self.at.meta:
                 node.meta[key] = self.at.meta[key]
+        self.added.append(node)  # also where the next fails
         node.meta["example_value"] = self._run(node)
-        self.added.append(node)
         return node
 
     def once(self, target: Callable[..., Any], *args: Any) -> fx.Node:

@@ -40,7 +40,8 @@ class _Twice(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         if not torch.is_grad_enabled():  # the call's own backward is next
             return (*grads, *(None,) * 7)
-        operands = ctx.saved_tensors
+        # Aliases: an operand may be another one, or made of it, and its gradient is that of its own place alone.
+        operands: list[Any] = [None if t is None else t.view_as(t) for t in ctx.saved_tensors]
         wanted = [t for t in operands if t is not None and t.requires_grad]
         found = iter(torch.autograd.grad(_composed(*operands, *ctx.numbers), wanted, grads, create_graph=True))
         return (None, *(next(found) if t is not None and t.requires_grad else None for t in operands), None, None, None)
