@@ -100,6 +100,7 @@ def capture_model(
     joint: bool = False,
     prepare: Callable[[fx.GraphModule], None] | None = None,
     as_inductor: bool = True,
+    ready: capture.Ready | None = None,
 ) -> Capture:
     """Capture every graph of `model(*args, **kwargs)`.
 
@@ -113,14 +114,14 @@ def capture_model(
         real: run a copy of the model on its real tensors; for models that branch on values.
         joint: keep the joint graphs too, and the copy of the model.
         prepare: changes each Dynamo graph before it is traced on, as the backend's passes would.
-        as_inductor: as in `capture.trace`.
+        as_inductor, ready: as in `capture.trace`.
 
     Raises:
         TraceError: the model raised, or something in it cannot be traced; says what, and the user's line.
     """
     start = time.perf_counter()
     mode = fake if fake is not None else compat.fake_mode_for_planning()
-    result = Capture()
+    result, how = Capture(), _Trace(joint, as_inductor, ready)
     try:
         with _no_collection(), contextlib.nullcontext() if real else mode:
             inner, inputs, named = fake_copy(mode, model, args, dict(kwargs or {}), dtype, real=real)
@@ -131,11 +132,11 @@ def capture_model(
             result.inputs = model_tensors.described((inputs, named))
             with watched(mode, result.eager) as unwatched:
                 step = inner if loss is None else _with_loss(inner, loss)
-                _run(step, inputs, named, _backend(result, real, unwatched, _Trace(joint, as_inductor), prepare), train)
+                _run(step, inputs, named, _backend(result, real, unwatched, how, prepare), train)
         if result.eager:
             result.trained = None
         if result.eager and not real:
-            _trace_whole(result, inner, inputs, named, loss, train, _Trace(joint, as_inductor))
+            _trace_whole(result, inner, inputs, named, loss, train, how)
         if joint:
             result.model, result.arguments = inner, (*inputs, *named.values())
     except Exception as error:
@@ -235,10 +236,11 @@ def _backend(
 
 @dataclass(frozen=True)
 class _Trace:
-    """How a graph is traced: whether its joint graph is kept, and as which inner compiler would."""
+    """How a graph is traced: whether its joint graph is kept, as which inner compiler would, and in which form."""
 
     joint: bool
     as_inductor: bool
+    ready: capture.Ready | None
 
 
 def _traced(gm: fx.GraphModule, values: list[Any], item: Captured, how: _Trace) -> tuple[AtenGraph, ...]:
@@ -248,6 +250,7 @@ def _traced(gm: fx.GraphModule, values: list[Any], item: Captured, how: _Trace) 
         on_linear=lambda: setattr(item, "linear", True),
         on_joint=(lambda found: setattr(item, "joint", found)) if how.joint else None,
         as_inductor=how.as_inductor,
+        ready=how.ready,
     )
 
 

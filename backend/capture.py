@@ -24,6 +24,14 @@ from optpass.passes.contract import AtenGraph
 MIN_CUT_NODES = 40_000
 
 
+#: Called with a joint graph, its inputs, the partitioner and what AOTAutograd tells that: brings the graph into another
+#: form, in place, and gives the two halves.
+Ready = Callable[
+    [fx.GraphModule, Any, Callable[..., tuple[fx.GraphModule, fx.GraphModule]], dict[str, Any]],
+    tuple[fx.GraphModule, fx.GraphModule],
+]
+
+
 @dataclass
 class Source:
     """A Dynamo graph and the state it was captured in, enough to trace it again.
@@ -91,6 +99,21 @@ def _fake_attributes(gm: fx.GraphModule, fake: compat.FakeTensorMode | None) -> 
 
 
 @dataclass(frozen=True)
+class Live:
+    """What a partitioner was called with, and what it gave.
+
+    Attributes:
+        module: the joint graph.
+        halves: forward and backward.
+        given: what AOTAutograd told it.
+    """
+
+    module: fx.GraphModule
+    halves: tuple[fx.GraphModule, fx.GraphModule]
+    given: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Joint:
     """A joint graph as the partitioner worked on it, after its own clean-up.
 
@@ -98,11 +121,13 @@ class Joint:
         graph: forward and backward together; `meta["val"]` on its nodes.
         forward_outputs: how many of its outputs, the first ones, the forward returns.
         saved: names of the nodes that the default partitioner keeps for the backward.
+        live: what a compile would go on from, where the graph was brought into another form.
     """
 
     graph: fx.Graph
     forward_outputs: int
     saved: frozenset[str]
+    live: Live | None = None
 
     def outputs(self) -> tuple[list[fx.Node], list[fx.Node]]:
         """The nodes that the forward returns, and those that the backward returns; what is no node is left out."""
@@ -119,6 +144,7 @@ def trace(
     on_joint: Callable[[Joint], None] | None = None,
     *,
     as_inductor: bool = True,
+    ready: Ready | None = None,
 ) -> tuple[AtenGraph, ...]:
     """Trace `gm` with Inductor's decompositions and partition it as Inductor would. Nothing is compiled.
 
@@ -128,6 +154,7 @@ def trace(
         on_linear: called if the joint graph is so large that the linear partitioner splits it (`MIN_CUT_NODES`).
         on_joint: called with the joint graph and what the partitioner keeps of it.
         as_inductor: use Inductor's decompositions and joint-graph passes; 'aot_eager' has neither.
+        ready: splits joint graphs, and brings them into the form that `on_joint` is given.
     """
     graphs: list[AtenGraph] = []
 
@@ -138,13 +165,17 @@ def trace(
         if not small and on_linear is not None:
             on_linear()
         split: Callable[..., Any] = compat.min_cut_partition if small else compat.default_partition
-        forward, backward = split(joint, joint_inputs, **kwargs)
+        if ready is None:
+            forward, backward = split(joint, joint_inputs, **kwargs)
+        else:
+            forward, backward = ready(joint, joint_inputs, split, kwargs)
         graphs.append(AtenGraph("forward", forward.graph))
         graphs.append(AtenGraph("backward", backward.graph))
         if on_joint is not None:
             given = (str(n.name) for n in backward.graph.nodes if n.op == "placeholder")
             saved = frozenset(name for name in given if not name.startswith("tangents"))
-            on_joint(Joint(snapshot.copy_graph(joint.graph), kwargs["num_fwd_outputs"], saved))
+            live = None if ready is None else Live(joint, (forward, backward), kwargs)
+            on_joint(Joint(snapshot.copy_graph(joint.graph), kwargs["num_fwd_outputs"], saved, live))
         return forward, backward
 
     def inference(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import fx
 
     from optpass.backend.ahead import Capture
+    from optpass.backend.capture import Ready
     from optpass.passes.devices import DeviceSpec
 
 #: Called with the fraction done (None where nobody knows) and what is being done.
@@ -201,6 +202,7 @@ def captured(
     joint: bool = False,
     prepare: Callable[[fx.GraphModule], None] | None = None,
     as_inductor: bool = True,
+    ready: Ready | None = None,
 ) -> tuple[Capture, list[str]]:
     """The target's graphs, by fake tensors or, where they cannot follow it, for real; and what the user should know.
 
@@ -208,7 +210,7 @@ def captured(
         target: a model and its inputs.
         train: forward and backward.
         loss: reduces the output to a scalar; default the target's own, else the generic one.
-        joint, prepare, as_inductor: as in `ahead.capture_model`.
+        joint, prepare, as_inductor, ready: as in `ahead.capture_model`.
     """
     from optpass.backend import ahead
     from optpass.models import loss as generic
@@ -219,7 +221,7 @@ def captured(
         return ahead.capture_model(
             chosen.model, chosen.args, chosen.kwargs, train=train, loss=reduce, fake=chosen.fake_mode,
             dtype=chosen.dtype, real=real, joint=joint, prepare=prepare,
-            as_inductor=as_inductor,
+            as_inductor=as_inductor, ready=ready,
         )  # fmt: skip
 
     try:

@@ -188,7 +188,8 @@ class _Source:
         """The step at a micro-batch, or at the target's own."""
         target = self._target(batch)
         capture, notes = api.captured(
-            target, True, self.loss, joint=True, prepare=prepare, as_inductor=prepare.as_inductor
+            target, True, self.loss, joint=True, prepare=prepare, as_inductor=prepare.as_inductor,
+            ready=prepare.ready,
         )  # fmt: skip
         size = leading(target.args, target.kwargs)
         return Captured(self.name or target.name, capture, size, (*notes, "the loss is computed in the graph"))

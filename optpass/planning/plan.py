@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from optpass.backend.ahead import Capture
+from optpass.backend.capture import Joint
 from optpass.backend.memory.probe import library_workspace
 from optpass.backend.model_tensors import main_dtype, owner, parameter_count
 from optpass.errors import BudgetInfeasibleError, ConfigError, TraceError
@@ -22,6 +23,7 @@ from optpass.planning import shard as sharding
 from optpass.planning import step as steps
 from optpass.planning.prepare import Prepared
 from optpass.planning.record import plan_record
+from optpass.planning.replayed import Replayed, replayable
 from optpass.planning.request import Captured, Request
 from optpass.planning.shard import Gathered
 from optpass.planning.solve import Fixed, GraphWays, StepPlanner, problem_of
@@ -39,6 +41,7 @@ class Solved:
     gathered: Gathered
     planner: StepPlanner
     prepared: Prepared
+    joints: tuple[Joint, ...] = ()
 
 
 def plan_step(request: Request) -> PlanReport:
@@ -60,13 +63,32 @@ def plan_step(request: Request) -> PlanReport:
         solved, tried = largest_batch(request, budget)
     else:
         solved = solve(request, request.batch)
-    plan = solved.planner.plan(budget)
-    chosen = solved.planner.choose(budget)
-    if plan is None or chosen is None:
+    counts = request.quick and request.options.inner == "inductor"
+    planner = solved.planner if counts else _planner(request, solved)
+    plan = planner.plan(budget)
+    if plan is None and counts:
+        planner = _planner(request, solved)
+        plan = planner.plan(budget)
+    while plan is None and request.search_batch and (solved.captured.batch or 1) > 1:
+        batch = solved.captured.batch or 1
+        solved = solve(request, batch - max(1, batch // _FEWER))
+        planner = _planner(request, solved)
+        tried = sorted({**dict(tried), solved.captured.batch or 1: planner.floor}.items())
+        plan = planner.plan(budget)
+    if plan is None:
         assert budget is not None  # without one there is always a plan
-        raise no_plan(request, solved, budget)
+        raise no_plan(request, solved, budget, planner.floor)
+    chosen = solved.planner.choose(budget) or solved.planner.choose(None)
+    assert chosen is not None
     report = plan_record(solved.captured.name, request.device, solved.planner, chosen, plan)
     return _completed(report, request, solved, tried)
+
+
+def _planner(request: Request, solved: Solved) -> StepPlanner | Replayed:
+    """What plans of the step are asked of: the partitioner of a compile where it can be, else the search."""
+    if not replayable(request, solved.joints):
+        return solved.planner
+    return Replayed(request, solved.state, solved.joints[0], solved.planner)
 
 
 def budget_of(request: Request) -> int | None:
@@ -108,11 +130,13 @@ def solve(request: Request, batch: int | None) -> Solved:
         problem = problem_of(joint, price, unit=unit, divide_gradients=divide)
         graphs.append(GraphWays(problem, _searching(request, of)))
     fixed = Fixed(state.statics(), state.at_optimizer(0), gathered.bytes)
-    return Solved(captured, state, gathered, StepPlanner(graphs, fixed), prepared)
+    return Solved(captured, state, gathered, StepPlanner(graphs, fixed), prepared, tuple(joints))
 
 
 #: Operators up to so much work, half a second at most, and so many bytes are run on zeros to see what they allocate.
 _MOST_FLOPS, _MOST_BYTES = 5e10, 1 << 30
+#: Where the largest micro-batch that was counted does not fit, the next has this part fewer samples.
+_FEWER = 32
 _NO_OPTIMIZER = OptimizerCost(optimizers.NONE, 0, 0)
 
 
@@ -179,13 +203,18 @@ def _notes(request: Request, solved: Solved) -> list[str]:
 # ---- where nothing fits ---------------------------------------------------------------------------------------------
 
 
-def no_plan(request: Request, solved: Solved, budget: int) -> BudgetInfeasibleError:
-    """The error for a budget below the floor, with what would help."""
+def no_plan(request: Request, solved: Solved, budget: int, floor: int | None = None) -> BudgetInfeasibleError:
+    """The error for a budget below the floor, with what would help.
+
+    Args:
+        floor: the smallest peak, where it is not the one that is counted.
+    """
     planner = solved.planner
+    floor = planner.floor if floor is None else floor
     ledger = planner.floor_plan().ledger
     largest = planner.largest_at_floor() or _largest_parameters(solved)
     return infeasible.explain_infeasible(
-        budget, planner.floor, ledger, largest, _helps(request, solved, budget, ledger), request.where
+        budget, floor, ledger, largest, _helps(request, solved, budget, ledger), request.where
     )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from torch import fx
 
 from optpass.backend import pipeline
+from optpass.backend.memory.partition.ready import Modules, made_ready
 from optpass.options import Options
 from optpass.passes.attention.elsewhere import as_on_a_gpu
 from optpass.passes.contract import PassContext, Stage
@@ -44,6 +46,13 @@ class Prepared:
             self.declined[record.name] += len(record.declined)
         if self.device.kind != "cpu":
             as_on_a_gpu(gm)
+
+    def ready(
+        self, joint: fx.GraphModule, inputs: Any, split: Callable[..., Modules], given: dict[str, Any]
+    ) -> Modules:
+        """A joint graph split, and in the form that a compile of the step would plan it in."""
+        here = self.device.kind == "cpu"
+        return made_ready(joint, inputs, split, given, fused=self.as_inductor, redraws=here)
 
     def notes(self) -> list[str]:
         """What the passes did that changes how much memory a step needs."""

@@ -58,6 +58,7 @@ class Request:
         headroom: part of the budget that the search leaves free.
         batch: the micro-batch to plan for; None for the target's own.
         progress: told what is being done.
+        quick: a compile follows, which plans for itself: what is counted will do, unless it would be refused.
     """
 
     capture: Callable[[int | None, Prepared], Captured]
@@ -75,3 +76,4 @@ class Request:
     batch: int | None = None
     progress: Progress = field(default=lambda fraction, text: None)
     notes: tuple[str, ...] = ()
+    quick: bool = False

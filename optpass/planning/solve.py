@@ -14,7 +14,7 @@ from torch import fx
 
 from optpass.backend.capture import Joint
 from optpass.backend.memory.replay.graph_values import hint
-from optpass.passes.memory import describe
+from optpass.passes.memory import describe, redraw
 from optpass.passes.memory.plan import CurvePoint, Ledger, MemoryPlan, Tensor
 from optpass.passes.memory.problem import Price, Problem, build
 from optpass.passes.memory.search.schedule import Timeline
@@ -78,8 +78,9 @@ def problem_of(joint: Joint, price: Callable[[fx.Node], Price], *, unit: int, di
         divide_gradients: devices among which a gradient is divided as soon as it is made.
     """
     forward, backward = joint.outputs()
+    cost = lambda node: Price() if redraw.is_state(node) else price(node)  # noqa: E731  # it is in what runs from the state
     problem = build(
-        joint.graph, forward, backward, saved=joint.saved, price=price, hint=_concrete, granularity=unit
+        joint.graph, forward, backward, saved=joint.saved, price=cost, hint=_concrete, granularity=unit
     )  # fmt: skip
     if divide_gradients > 1:
         for s in problem.backward_outputs:

@@ -73,6 +73,7 @@ def plan_job(
     headroom: float = 0.0,
     progress: Progress | None = None,
     vocabulary: int | None = None,
+    quick: bool = False,
 ) -> PlanReport:
     """The memory plan of a checked training file.
 
@@ -82,6 +83,7 @@ def plan_job(
         headroom: part of the budget that a search for the micro-batch leaves free.
         progress: told what is being done.
         vocabulary: number of tokens that the tokenizer may give, which the model must take; None asks nothing of it.
+        quick: as in `Request`.
 
     Raises:
         ConfigError: the device is neither present nor named, or the model cannot be built.
@@ -104,6 +106,7 @@ def plan_job(
         headroom=headroom,
         batch=None if config.micro_batch == AUTO else config.samples,
         progress=progress or (lambda fraction, text: None),
+        quick=quick,
     )
     return plan_step(request)
 
@@ -143,7 +146,7 @@ def sized(
     """
     if job.options.memory_budget is None:
         return job, None
-    plan = plan_job(job, headroom=HEADROOM, progress=progress, vocabulary=vocabulary)
+    plan = plan_job(job, headroom=HEADROOM, progress=progress, vocabulary=vocabulary, quick=True)
     if job.config.micro_batch != AUTO:
         return job, plan
     assert plan.batch.size is not None  # the inputs are [micro-batch, sequence]
@@ -171,7 +174,8 @@ class _Model:
         target = Target(module, (tokens, targets), {}, _name(self.job), fake_mode=mode, dtype=dtype)
         with _autocast(config.precision):
             capture, notes = api.captured(
-                target, True, _own_loss, joint=True, prepare=prepare, as_inductor=prepare.as_inductor
+                target, True, _own_loss, joint=True, prepare=prepare, as_inductor=prepare.as_inductor,
+                ready=prepare.ready,
             )  # fmt: skip
         return Captured(target.name, capture, batch or 1, tuple(notes))
 

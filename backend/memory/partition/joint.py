@@ -11,19 +11,16 @@ from torch import fx
 
 from optpass.backend.compat import partition as parts
 from optpass.backend.memory.budget import Budget
-from optpass.backend.memory.partition.accumulate import accumulate_in_place
+from optpass.backend.memory.partition.ready import Modules, saved_by
 from optpass.backend.memory.probe import library_workspace
 from optpass.backend.memory.replay.graph_values import hint, ints, laid_out_anew
 from optpass.backend.memory.replay.tail import NO_TAIL, Tail
 from optpass.passes.devices import DeviceSpec
 from optpass.passes.memory import redraw
-from optpass.passes.memory.early import compute_early
 from optpass.passes.memory.plan import Ledger
 from optpass.passes.memory.pricing import node_prices
 from optpass.passes.memory.problem import Price, Problem, build
 from optpass.passes.memory.tangents import behind_tangents, is_tangent
-
-Modules = tuple[fx.GraphModule, fx.GraphModule]
 
 #: Of a class that a loss is given for each row.
 INDEX_BYTES = 8
@@ -67,7 +64,7 @@ def problem_of(
         follow: bytes needed then on top of what is held, at least.
     """
     forward, backward = parts.outputs(joint, n_outputs)
-    saved = _saved_by(default)
+    saved = saved_by(default)
     price = node_prices(joint.graph, device(), fused=fused, hint=hint, library=library_workspace)
     cost = lambda node: Price() if redraw.is_state(node) else price(node)  # noqa: E731  # it is in what runs from the state
     problem = build(
@@ -84,28 +81,6 @@ def problem_of(
     problem.saved_held = tail.retains
     problem.tangents_held = not parts.tangents_are_boxed()
     return problem
-
-
-def made_ready(joint: fx.GraphModule, default: Modules, n_outputs: int, *, fused: bool) -> None:
-    """Bring a joint graph into the form that the search sees, in place; arguments as for `problem_of`.
-
-    Of what the default partitioner saves, autograd's formulas compute some behind the forward. It is computed where
-    what it is made of is last used, in the default forward, too.
-    """
-    if fused:
-        accumulate_in_place(joint)
-    else:
-        redraw.split(joint.graph)
-    saved, forward = _saved_by(default), default[0]
-    returned = next(n for n in reversed(forward.graph.nodes) if n.op == "output").args[0]
-    assert isinstance(returned, (tuple, list))  # as every graph of AOTAutograd returns
-    for module, outputs in ((joint, parts.outputs(joint, n_outputs)[0]), (forward, returned[:n_outputs])):
-        if compute_early(module.graph, [n for n in outputs if isinstance(n, fx.Node)], saved):
-            module.recompile()
-
-
-def _saved_by(default: Modules) -> list[str]:
-    return [n.name for n in default[1].graph.find_nodes(op="placeholder") if not is_tangent(n)]
 
 
 def assumed_of(joint: fx.GraphModule, budget: Budget) -> list[tuple[Tail, Ledger]]:

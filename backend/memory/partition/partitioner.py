@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,6 @@ from optpass.backend.memory.partition.growth import sizes_in
 from optpass.backend.memory.partition.joint import (
     assumed_of,
     loss_is_outside,
-    made_ready,
     not_seen,
     numbers_kept,
     problem_of,
@@ -34,6 +33,7 @@ from optpass.backend.memory.partition.joint import (
 from optpass.backend.memory.partition.offered import needed_beside_more, offered_plan
 from optpass.backend.memory.partition.offloading import Walk, host_of, offloaded
 from optpass.backend.memory.partition.outcome import Outcome, plan_of
+from optpass.backend.memory.partition.ready import made_ready
 from optpass.backend.memory.partition.refusal import refusal
 from optpass.backend.memory.partition.standing import CANNOT_STAND, STANDS, CannotStandError, can_stand
 from optpass.backend.memory.partition.unbounded import refused_where_unbounded
@@ -43,7 +43,6 @@ from optpass.backend.memory.replay.tail import NO_TAIL, Tail
 from optpass.errors import BudgetInfeasibleError
 from optpass.passes.devices import DeviceSpec
 from optpass.passes.memory.plan import MemoryPlan
-from optpass.passes.memory.problem import reads_of_changed_inputs
 from optpass.passes.memory.search.schedule import Timeline
 from optpass.passes.memory.search.search import Search
 from optpass.passes.memory.uncollected import uncollected
@@ -87,6 +86,7 @@ class BudgetPartitioner:
         self.may_stand = False  #: it is planned anew in the next step, and may run as it stands in this one
         self.others_stand = False  #: others that run as they stand wait for it
         self.as_it_stands = False  #: it does
+        self.least = False  #: the smallest plan alone is wanted: no budget is looked for
         self.ungraded: tuple[int, ...] = ()  #: positions of those; none where the caches answered
         self.sizes: list[Any] | None = None  #: symbolic sizes of the graph's tensors; None where the caches answered
         self.tail = budget.tail or NO_TAIL  #: what happens between forward and backward, as the plan has it
@@ -103,20 +103,36 @@ class BudgetPartitioner:
             BudgetInfeasibleError: no plan fits.
             ConfigError: a size depends on the data, and nothing bounds it.
         """
+        with self._deciding():
+            return self._split(joint, joint_inputs, kwargs)
+
+    def planned(self, joint: fx.GraphModule, default: Modules, given: dict[str, Any]) -> MemoryPlan:
+        """The plan alone, of a graph that is `made_ready`, of which nothing is changed.
+
+        Args:
+            joint, default: the graph, and the default partitioner's halves of it.
+            given: what AOTAutograd tells a partitioner.
+
+        Raises: as a call.
+        """
+        halves = tuple(parts.module_of(half, snapshot.copy_graph(half.graph, keep=True)) for half in default)
+        with self._deciding():
+            self._assumed(joint, (halves[0], halves[1]), given)
+        self._lowered = {}
+        assert self.outcome.plan is not None  # else it has raised
+        return self.outcome.plan
+
+    @contextlib.contextmanager
+    def _deciding(self) -> Iterator[None]:
         # What Inductor makes for each replay holds much in cycles, and is collected.
         kept = contextlib.nullcontext() if self.executor == "inductor" else uncollected()
         with refused_where_unbounded(self.budget.where), kept:
-            return self._split(joint, joint_inputs, kwargs)
+            yield
 
     def _split(self, joint: fx.GraphModule, joint_inputs: Any, kwargs: dict[str, Any]) -> Modules:
-        copied = parts.module_of(joint, snapshot.copy_graph(joint.graph, keep=True))
-        copied.meta.update(joint.meta)
-        for node in reads_of_changed_inputs(copied.graph):
-            parts.save(node)  # torch's partitioner computes them again from the input as it is after the change
-        default = compat.min_cut_partition(copied, joint_inputs, **kwargs)
-        parts.prepare(joint)
+        fused = self.executor == "inductor"
+        default = made_ready(joint, joint_inputs, compat.min_cut_partition, kwargs, fused=fused)
         self.sizes = sizes_in(joint.graph)
-        made_ready(joint, default, kwargs["num_fwd_outputs"], fused=self.executor == "inductor")
         self.ungraded = parts.ungraded_inputs(joint.graph, kwargs["num_fwd_outputs"])
         asked = self.if_nothing_else_trains or (lambda ungraded: self.budget)
         if not self.follows:
@@ -242,7 +258,7 @@ class BudgetPartitioner:
         if self.as_it_stands and (offered is None or offered.peak > room) and self.budget.shared:
             raise CannotStandError
         found = chooser.better(offered) if offered and not (self.budget.shared or self.budget.whole) else offered
-        found = found or chooser.best() or chooser.smallest()
+        found = found or (None if self.least else chooser.best()) or chooser.smallest()
         found = self._offloaded(carrier, carry_out, room, found)
         if self.as_it_stands and found.peak > room:
             raise CannotStandError
