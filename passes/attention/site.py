@@ -233,6 +233,7 @@ class Site:
         weight: number that multiplies the weights after the softmax.
         weights: tensors that do.
         zeroed: masks where weights are set to zero after the softmax, and the value that says so.
+        products: boolean masks that weights are multiplied by.
         numbers: weights that are NaN are set to zero.
         values: every value inside the region, output excluded.
         cancels: its result is added to others, and little may be left of them.
@@ -261,3 +262,4 @@ class Site:
     cancels: bool = False
     alone: bool = False
     joined: bool = False
+    products: list[Value] = field(default_factory=list)

@@ -162,14 +162,15 @@ class _Weights(Weights):
             branch.summed = True
             branch.walk = Walk(
                 term, walk.dims, [*walk.passed, value], weight=walk.weight * sign, weights=[*walk.weights],
-                zeroed=[*walk.zeroed], numbers=walk.numbers, picks=[*walk.picks], shared=walk.shared,
+                zeroed=[*walk.zeroed], products=[*walk.products], numbers=walk.numbers, picks=[*walk.picks],
+                shared=walk.shared,
             )  # fmt: skip
             sites += branch._sites()
         return _added_up(sites)
 
     def _of_parts(self, value: Value) -> list[Site]:
         """The sites of `cat([left, right])`: each weighs the values of its own keys, and they add up."""
-        if self.walk.zeroed:
+        if self.walk.zeroed or self.walk.products:
             raise Blocked("weights of several softmaxes are set to zero as a whole", value)
         (whole,) = self.keys
         sites: list[Site] = []
@@ -182,7 +183,7 @@ class _Weights(Weights):
             dims[dim] = (keys,)
             branch.walk = replace(
                 self.walk, value=part, dims=tuple(dims), passed=[*self.walk.passed, value],
-                weights=[*self.walk.weights], zeroed=[], picks=[*self.walk.picks],
+                weights=[*self.walk.weights], zeroed=[], products=[], picks=[*self.walk.picks],
             )  # fmt: skip
             sites += branch._sites()
             start += keys.size
@@ -221,6 +222,7 @@ class _Weights(Weights):
             walk.dropout, walk.dropout_value, weight, walk.weights, walk.zeroed, [*walk.passed, *scores.values],
             numbers=walk.numbers, sink_behind=self.spelled.sink is not None, binary=binary,
             alone=bool(self.spelled.hidden) or self.spelled.sink is not None, joined=self.joined,
+            products=walk.products,
         )  # fmt: skip
         if sink is not None or walk.picks or self.finished is not None:
             return site

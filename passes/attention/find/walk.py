@@ -45,6 +45,7 @@ class Walk:
     weight: Number = 1.0
     weights: list[Factor] = field(default_factory=list)
     zeroed: list[tuple[Value, bool]] = field(default_factory=list)
+    products: list[Value] = field(default_factory=list)
     numbers: bool = False  #: what is not a number is set to zero
     sliced: Value | None = None  #: the slice that drops the sink's column
     picks: list[Pick] = field(default_factory=list)
@@ -217,7 +218,12 @@ class Weights:
             if set(flat(broadcast(walk.dims, source.shape))) != set(flat(walk.dims)):
                 continue
             if set(flat(dims)) & set(self.keys):
-                raise Blocked("weights are multiplied by a tensor over the keys after the softmax", value)
+                mask = zeros.factor(other) if value.name == "mul" else None
+                if mask is None:
+                    raise Blocked(zeros.MULTIPLIED, value)
+                walk.products.append(mask)
+                walk.value = source
+                return True
             walk.weights.append(Factor(Operand(other, dims), inverse=value.name == "div"))
             walk.value = source
             return True

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from optpass.passes.attention.axes import same_sizes
 from optpass.passes.attention.program.ir import Value, same
 
+MULTIPLIED = "weights are multiplied by a tensor over the keys after the softmax"
 _NOT = frozenset({"logical_not", "bitwise_not"})
 
 
@@ -41,6 +44,13 @@ def alike(mask: Value, truth: bool, other: Value, hides: bool) -> bool:
     """Whether one mask is `truth` where the other one is `hides`."""
     (one, first, _), (two, second, _) = bare(mask, truth), bare(other, hides)
     return first is second and same(one, two)
+
+
+def factor(value: Value) -> Value | None:
+    """The boolean mask that a factor is, in whatever dtype; None where it is none."""
+    while value.name == "_to_copy":
+        value = value.args[0]
+    return value if value.dtype == torch.bool else None
 
 
 def read(value: Value, number: Callable[[Any], Any]) -> Zeros | None:

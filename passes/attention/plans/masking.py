@@ -116,6 +116,12 @@ def _zeroed(site: Site, idle: Collection[Fill]) -> list[tuple[Value, bool]]:
         if not alike:
             raise Blocked("weights are set to zero where their scores were not masked", site.output)
         found += [] if any(f in idle for f in alike) else [(mask, hides)]
+    for mask in site.products:
+        alike = [f for f in site.scores.fills if zeros.alike(f.mask.value, not f.keep_when, mask, False)]
+        if not alike:
+            raise Blocked(zeros.MULTIPLIED, site.output)
+        # Where scores are minus infinity, their weights are 0 already, or NaN, which a product with 0 stays.
+        found += [] if any(f in idle or f.fill == -math.inf for f in alike) else [(mask, False)]
     return found
 
 
