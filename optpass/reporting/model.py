@@ -30,6 +30,8 @@ class Site(Record):
     line: int | None = Field(default=None, description="Line in `file`, from 1.")
     module: str | None = Field(default=None, description="Module path, e.g. 'blocks.3.attn'.")
     node: str = Field(default="", description="Name of the FX node.")
+    node_file: str | None = Field(default=None, description="The user's source file that makes `node`, if elsewhere.")
+    node_line: int | None = Field(default=None, description="Line in `node_file`, from 1.")
     reason: str = Field(description="Why, in plain words. Never empty.", min_length=1)
     before: str = Field(default="", description="What stood there.")
     after: str = Field(default="", description="What stands there now; empty where nothing changed.")

@@ -123,7 +123,8 @@ def _rows(filed: Iterable[_Filed]) -> list[SiteRow]:
     for item in filed:
         site = item.site
         words = (site.before, site.after, site.reason)
-        found.setdefault((item.name, site.file, site.line, general(site.module), *words), []).append(item)
+        places = (site.file, site.line, site.node_file, site.node_line)
+        found.setdefault((item.name, *places, general(site.module), *words), []).append(item)
     return [
         SiteRow(
             name=same[0].name,

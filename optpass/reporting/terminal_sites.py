@@ -35,7 +35,8 @@ def render_sites(report: Report | Analysis, console: Console, *, top: int) -> No
 def _declined(console: Console, row: sites.SiteRow, *, counted: bool) -> None:
     """Where, what stands there, the node that stood in the way, and both figures where it was a matter of cost."""
     place = text.where(row.modules, summary.place(row.site.file, row.site.line))
-    node = f"at node {row.nodes}" if row.nodes else ""
+    made = summary.place(row.site.node_file, row.site.node_line)
+    node = f"at node {row.nodes}{f' ({made})' if made else ''}" if row.nodes else ""
     _dim(console, " ".join(part for part in (place, node) if part) + _count(row.count if counted else 1))
     _dim(console, row.site.before)
     _dim(console, row.figures)

@@ -37,8 +37,10 @@ def declined(
     node: fx.Node, product: fx.Node, reason: str, before: str, cost: Mapping[str, float] | None
 ) -> Record:  # fmt: skip
     """An attention that is left as it is, and the node that says why; `product` is its second product."""
-    source = locate(product)
+    source, blocked = locate(product), locate(node)
+    elsewhere = (blocked.file, blocked.line) != (source.file, source.line)
     return Record(
         kind="attention", file=source.file, line=source.line, module=source.module, node=node.name,
+        node_file=blocked.file if elsewhere else None, node_line=blocked.line if elsewhere else None,
         reason=reason, before=before, cost=dict(cost or {}),
     )  # fmt: skip
