@@ -197,7 +197,7 @@ def unknown(value: Value) -> str:
         return f"between the product and the softmax stands {value.name}, which is no step of attention that is known"
     if value.leaf == "input" and not is_parameter(value):
         return "the softmax is of what the graph is given: its scores, if it has any, come from before a graph break"
-    name = "" if value.node is None else nodes.function_name(value.node)
-    if name in nodes.CLOSED:
+    name = nodes.method_name(value.node) if value.node is not None and value.node.op.startswith("call_") else ""
+    if name in nodes.CLOSED or (name and value.leaf == "opaque"):
         return f"the softmax is of what {name} returns, which is not looked into"
     return "the softmax is not over scores: no product of queries and keys leads to it"

@@ -44,3 +44,16 @@ def test_one_place_is_said_once() -> None:
     torch.compile(lambda q, k, v: (q @ k.mT).softmax(-2) @ v, backend="optpass", options=options)(*inputs)
     (declined,) = optpass.report().declined("attention")
     assert declined.line and declined.node_file is declined.node_line is None
+
+
+def test_a_hook_on_scores_is_named() -> None:
+    def hooked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT
+        scores.register_hook(lambda grad: grad * 2)
+        return scores.softmax(-1) @ v
+
+    inputs = [torch.randn(2, 3, 6, 8, requires_grad=True) for _ in range(3)]
+    options = {"inner": "aot_eager", "attention": "always"}
+    torch.compile(hooked, backend="optpass", options=options)(*inputs)
+    (declined,) = optpass.report().declined("attention")
+    assert "register_hook" in declined.reason and declined.node_line == hooked.__code__.co_firstlineno + 2
