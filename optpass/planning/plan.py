@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import logging
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from optpass.backend.ahead import Capture
@@ -16,7 +17,7 @@ from optpass.passes.memory.budget import resolve as resolve_budget
 from optpass.passes.memory.infeasible import Help
 from optpass.passes.memory.optimizers import optimizers
 from optpass.passes.memory.optimizers.optimizers import OptimizerCost
-from optpass.passes.memory.plan import Ledger, Tensor
+from optpass.passes.memory.plan import Ledger, MemoryPlan, Tensor
 from optpass.passes.memory.pricing import node_prices
 from optpass.passes.memory.workspace.call import Call
 from optpass.planning import shard as sharding
@@ -30,6 +31,8 @@ from optpass.planning.solve import Fixed, GraphWays, StepPlanner, problem_of
 from optpass.planning.step import StepState
 from optpass.reporting.plan.model import BatchRecord, PlanReport, ShardRecord
 from optpass.units import format_bytes
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -63,32 +66,38 @@ def plan_step(request: Request) -> PlanReport:
         solved, tried = largest_batch(request, budget)
     else:
         solved = solve(request, request.batch)
-    counts = request.quick and request.options.inner == "inductor"
-    planner = solved.planner if counts else _planner(request, solved)
-    plan = planner.plan(budget)
-    if plan is None and counts:
-        planner = _planner(request, solved)
-        plan = planner.plan(budget)
+    notes: list[str] = []
+    plan, floor = _plan(request, solved, budget, notes)
     while plan is None and request.search_batch and (solved.captured.batch or 1) > 1:
         batch = solved.captured.batch or 1
         solved = solve(request, batch - max(1, batch // _FEWER))
-        planner = _planner(request, solved)
-        tried = sorted({**dict(tried), solved.captured.batch or 1: planner.floor}.items())
-        plan = planner.plan(budget)
+        plan, floor = _plan(request, solved, budget, notes)
+        tried = sorted({**dict(tried), solved.captured.batch or 1: floor}.items())
     if plan is None:
         assert budget is not None  # without one there is always a plan
-        raise no_plan(request, solved, budget, planner.floor)
+        raise no_plan(request, solved, budget, floor)
     chosen = solved.planner.choose(budget) or solved.planner.choose(None)
     assert chosen is not None
     report = plan_record(solved.captured.name, request.device, solved.planner, chosen, plan)
-    return _completed(report, request, solved, tried)
+    return _completed(report, request, solved, tried, dict.fromkeys(notes))
 
 
-def _planner(request: Request, solved: Solved) -> StepPlanner | Replayed:
-    """What plans of the step are asked of: the partitioner of a compile where it can be, else the search."""
-    if not replayable(request, solved.joints):
-        return solved.planner
-    return Replayed(request, solved.state, solved.joints[0], solved.planner)
+def _plan(request: Request, solved: Solved, budget: int | None, notes: list[str]) -> tuple[MemoryPlan | None, int]:
+    """The plan of a compile, where it can be had, or else what is counted, and the smallest peak; None where no plan
+    fits. What to say of it goes to `notes`."""
+    counted = solved.planner.plan(budget)
+    if not replayable(request, solved.joints) or (
+        counted is not None and request.quick and request.options.inner == "inductor"
+    ):
+        return counted, solved.planner.floor
+    replayed = Replayed(request, solved.state, solved.joints[0], solved.planner)
+    try:
+        return replayed.plan(budget), replayed.floor
+    except Exception as error:  # what a replay runs is the inner compiler's; without it, what is counted is known
+        said = next(iter(str(error).splitlines()), "no message")
+        log.warning("plans are counted: a replay failed: %s", said, exc_info=log.isEnabledFor(logging.DEBUG))
+        notes.append(f"plans are counted, not replayed: {type(error).__name__}: {said}")
+        return counted, solved.planner.floor
 
 
 def budget_of(request: Request) -> int | None:
@@ -168,7 +177,9 @@ def _untrained(capture: Capture) -> set[str]:
     return {name for name, p in named if p.requires_grad and id(p) not in (trained or ())}
 
 
-def _completed(report: PlanReport, request: Request, solved: Solved, tried: list[tuple[int, int]]) -> PlanReport:
+def _completed(
+    report: PlanReport, request: Request, solved: Solved, tried: list[tuple[int, int]], notes: Iterable[str]
+) -> PlanReport:
     capture, state = solved.captured.capture, solved.state
     report.dtype = main_dtype(capture.model, capture.arguments)
     report.parameter_count = parameter_count(capture.model)
@@ -181,7 +192,7 @@ def _completed(report: PlanReport, request: Request, solved: Solved, tried: list
             kind=request.shard.kind, world_size=request.shard.world_size, layer=solved.gathered.layer,
             gathered_bytes=solved.gathered.parameters, gradient_bytes=solved.gathered.gradients,
         )  # fmt: skip
-    report.notes = [*request.notes, *solved.captured.notes, *solved.prepared.notes(), *_notes(request, solved)]
+    report.notes = [*request.notes, *solved.captured.notes, *solved.prepared.notes(), *_notes(request, solved), *notes]
     return report
 
 
