@@ -1,8 +1,8 @@
 """What Dynamo writes into a graph and cannot read out of one: written so that it can.
 
 A graph that is compiled again (for other sizes, for a step as it was seen) is traced by Dynamo like any callable. The
-operator that stands for a `torch.autograd.Function` is one that it makes and does not take: the graph would break
-there, and what lies around it would be planned in parts.
+operator that stands for a `torch.autograd.Function` is one that it makes and does not take, and so is what it calls
+for `tensor.data`: the graph would break there, and what lies around it would be planned in parts.
 """
 
 from __future__ import annotations
@@ -17,26 +17,34 @@ from optpass.backend import snapshot
 
 #: Named in the graph, not looked up: a torch without it makes none.
 OPERATOR = "autograd_function_apply"
+#: What Dynamo calls for `tensor.data`.
+DATA = "_get_data_attr"
 #: What says how the operator is to be differentiated, as torch 2.13 has it; with other settings it is left as it is.
 SETTINGS = frozenset({"non_differentiable_idx", "saved_for_backward_idx", "dirty_idx"})
 
 
 def retraceable(given: fx.GraphModule) -> fx.GraphModule:
     """A copy of the graph, and of those inside of it, with a `torch.autograd.Function` in place of each operator that
-    stands for one; `given` itself where there is none."""
+    stands for one, and `tensor.data` as it is written; `given` itself where there is none of either."""
     inside = {name: retraceable(child) for name, child in given.named_children() if isinstance(child, fx.GraphModule)}
     changed = {name: child for name, child in inside.items() if child is not getattr(given, name)}
-    if not changed and not any(map(_stands_for_one, given.graph.nodes)):
+    if not changed and not any(_stands_for_one(node) or _is_data(node) for node in given.graph.nodes):
         return given
     module = fx.GraphModule(given, snapshot.copy_graph(given.graph, keep=True))
     for name, child in changed.items():
         setattr(module, name, child)
+    for node in filter(_is_data, module.graph.nodes):
+        node.target, node.args = getattr, (node.args[0], "data")
     for node in filter(_stands_for_one, list(module.graph.nodes)):
         forward, backward = (getattr(module, part.target) for part in node.args[:2])
         node.target = _function(forward, backward, **node.kwargs)
         node.args, node.kwargs = node.args[2:], {}
     module.recompile()
     return module
+
+
+def _is_data(node: fx.Node) -> bool:
+    return node.op == "call_function" and getattr(node.target, "__name__", "") == DATA and len(node.args) == 1
 
 
 def _stands_for_one(node: fx.Node) -> bool:

@@ -66,17 +66,19 @@ def must_recompute(node: fx.Node) -> bool:
 
 
 def _run_once(joint: fx.GraphModule) -> None:
-    """Mark what the forward draws from a random generator, and what it sends to other processes and waits for, as no
-    part of the backward. In place.
+    """Mark what the forward draws from a random generator, what it sends to other processes and waits for, and what it
+    does of which nobody reads a result (asserts, as `one_hot` makes), as no part of the backward. In place.
 
     To wait is no dead code though nobody reads the result, nor, with Inductor's `fallback_random`, is to draw. The
     extracted backward would do again whatever of it can be done: the generator ends in another state, processes
-    exchange what nobody needs, and what is drawn from or sent is computed for that.
+    exchange what nobody needs, and what is drawn from, sent or asserted is computed for that, from inputs that may hold
+    something else by then.
     """
     late = behind_tangents(joint.graph.nodes)
     for node in joint.graph.nodes:
         placed = node in late or node.meta.get("partitioner_tag") in _PLACED
-        if not placed and (draws(node) or is_collective(node)):
+        effect = node.op == "call_function" and not node.users and node.is_impure()
+        if not placed and (effect or draws(node) or is_collective(node)):
             node.meta["partitioner_tag"] = "must_be_in_forward"
 
 

@@ -102,6 +102,13 @@ def checkpointed(x: Tensor, w: Tensor) -> Tensor:
     return result + one(w, x)
 
 
+def written_to(x: Tensor, w: Tensor) -> Tensor:
+    """Dynamo's call for `.data` is one that it does not take."""
+    hidden = x @ w
+    hidden.data.clamp_(-0.5, 0.5)
+    return hidden.sin() * hidden.data
+
+
 def traced_twice(graphs: list[fx.GraphModule]) -> Callable[..., Any]:
     """A backend that hands Dynamo its own graph."""
 
@@ -118,7 +125,7 @@ def traced_twice(graphs: list[fx.GraphModule]) -> Callable[..., Any]:
     return backend
 
 
-@pytest.mark.parametrize("program", [one, several, largest, doubled, checkpointed])
+@pytest.mark.parametrize("program", [one, several, largest, doubled, checkpointed, written_to])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_traced_once_more(program: Callable[..., Any], dynamic: bool, harness: Any) -> None:
     inputs = [torch.randn(8, 8, requires_grad=True) for _ in range(2)]
