@@ -29,6 +29,7 @@ from optpass.backend.memory.partition.joint import (
     not_seen,
     numbers_kept,
     problem_of,
+    tails_of_one,
 )
 from optpass.backend.memory.partition.offered import needed_beside_more, offered_plan
 from optpass.backend.memory.partition.offloading import Walk, host_of, offloaded
@@ -155,12 +156,15 @@ class BudgetPartitioner:
             self.budget = self.budget.with_more(numbers_kept(joint))
         self._not_seen = not_seen(joint, self.budget)
         given, ahead, assumed = self.budget.statics, self.budget.ahead, assumed_of(joint, self.budget)
+        alone = tails_of_one(joint)
         for tail, more in assumed:
             self.budget = replace(self.budget, statics=given.plus(more), ahead=ahead and ahead + more.inputs)
             try:
                 return self._planned(joint, default, tail, kwargs)
             except BudgetInfeasibleError as error:  # what nobody has seen may need less than what is likely
                 least = named is None or self.budget.shared or bool(tail.early_bytes or tail.kept_bytes)
+                if tail in alone and named is not None:  # a budget of less than where all outputs are read is met
+                    least = error.floor_bytes < named.floor_bytes
                 named = error if more == assumed[-1][1] and least else named
         raise named or AssertionError("nothing was assumed")
 

@@ -60,8 +60,7 @@ def scaled_by(scores: Scores, number: Number, value: Value) -> None:
     """Scores as they are after `value`, which multiplies them by a number; changes `scores`."""
     not_floored(scores, value)
     if scores.fills or scores.biases or scores.offset or scores.softcaps:
-        known = fixed(number, scores.contraction)
-        number = number if known is None else known
+        number = fixed(number, scores.contraction) or number  # times 0 a fill is NaN
     if isinstance(number, torch.SymFloat):
         if scores.fills or scores.biases or scores.offset:
             raise Blocked("masked or biased scores are scaled by a number that is not known when compiling", value)

@@ -93,7 +93,8 @@ def fixed(number: Any, axes: tuple[Axis, ...]) -> float | None:
     made_of = number.node.expr.free_symbols
     if number.node.hint is None or any(s.is_integer and s not in sizes for s in made_of):
         return None
-    return float(number)
+    found = float(number)
+    return found if math.isfinite(found) else None
 
 
 def same_shape(one: Value, other: Value) -> bool:

@@ -22,7 +22,9 @@ _CONVOLUTIONS = frozenset(
 _COMPOSED = frozenset(
     ("_euclidean_dist", "_trilinear", "dist", "ldexp", "renorm", "roll", "im2col", "col2im", "index_reduce", "histc",
      "mvlgamma", "_chunk_cat", "soft_margin_loss_backward", "_fft_c2c", "_fft_r2c", "_fft_c2r", "_unsafe_masked_index",
-     "_unsafe_masked_index_put_accumulate", "cholesky_solve")
+     "_unsafe_masked_index_put_accumulate", "cholesky_solve", "_fake_quantize_learnable_per_tensor_affine",
+     "_fake_quantize_learnable_per_tensor_affine_backward", "_fake_quantize_learnable_per_channel_affine",
+     "_fake_quantize_learnable_per_channel_affine_backward")
 )  # fmt: skip
 #: Beginnings of the names of whole families that are asked where there is no formula.
 _FAMILIES = ("linalg_", "_linalg_", "upsample_", "_upsample_")

@@ -358,6 +358,20 @@ def _added_halves(r: random.Random) -> Case:
     return aten.index_add_.default, (x, 0, torch.zeros(2, dtype=i64), x[:2].clone()), {}
 
 
+def _quantized(backward: bool, channels: bool) -> Callable[[random.Random], Case]:
+    """Fake quantization whose scale learns."""
+
+    def case(r: random.Random) -> Case:
+        x = torch.randn(r.randint(9, 40), r.randint(9, 40))
+        size = x.shape[0] if channels else 1
+        given = (torch.full((size,), 0.1), torch.zeros(size), *((0,) if channels else ()), -128, 127, 1.0)
+        name = f"_fake_quantize_learnable_per_{'channel' if channels else 'tensor'}_affine"
+        target = getattr(aten, f"{name}_backward" if backward else name).default
+        return target, ((torch.randn(x.shape), x) if backward else (x,)) + given, {}
+
+    return case
+
+
 ASKED: dict[str, Callable[[random.Random], Case]] = {
     "distances": lambda r: (aten._euclidean_dist.default, (torch.randn(r.randint(30, 90), 9), torch.randn(40, 9)), {}),
     "roll": lambda r: (aten.roll.default, (_x(r), [1, -2], [0, 1]), {}),
@@ -376,6 +390,10 @@ ASKED: dict[str, Callable[[random.Random], Case]] = {
     "index halves": _added_halves,
     "logits halves": lambda r: (aten.binary_cross_entropy_with_logits.default, ((x := _x(r, bf16)), x.sigmoid()), {}),
     "gelu halves": _gelu_backward_of_halves,
+    "learnt scale": _quantized(False, False),
+    "learnt scale, backward": _quantized(True, False),
+    "learnt scales": _quantized(False, True),
+    "learnt scales, backward": _quantized(True, True),
     "sum halves": lambda r: (aten.sum.dim_IntList, (_x(r, bf16), [0, 1]), {}),
 }
 
