@@ -48,7 +48,7 @@ def alike(mask: Value, truth: bool, other: Value, hides: bool) -> bool:
 
 def factor(value: Value) -> Value | None:
     """The boolean mask that a factor is, in whatever dtype; None where it is none."""
-    while value.name == "_to_copy":
+    while value.dtype != torch.bool and value.name == "_to_copy":
         value = value.args[0]
     return value if value.dtype == torch.bool else None
 

@@ -116,12 +116,21 @@ def _zeroed(site: Site, idle: Collection[Fill]) -> list[tuple[Value, bool]]:
         if not alike:
             raise Blocked("weights are set to zero where their scores were not masked", site.output)
         found += [] if any(f in idle for f in alike) else [(mask, hides)]
+    return found + _multiplied(site, idle)
+
+
+def _multiplied(site: Site, idle: Collection[Fill]) -> list[tuple[Value, bool]]:
+    """Of masks that weights are multiplied by, those that set any to zero: each is the one mask of the scores.
+
+    Where scores are minus infinity in the end, their weights are 0 already, or NaN, which a product with 0 stays.
+    """
+    found, scores = [], site.scores
     for mask in site.products:
-        alike = [f for f in site.scores.fills if zeros.alike(f.mask.value, not f.keep_when, mask, False)]
-        if not alike:
+        alike = [f for f in scores.fills if zeros.alike(f.mask.value, not f.keep_when, mask, False)]
+        infinite = all(f.fill == -math.inf for f in alike)
+        if not alike or len(scores.fills) > 1 or scores.floor is not None or (scores.biases and not infinite):
             raise Blocked(zeros.MULTIPLIED, site.output)
-        # Where scores are minus infinity, their weights are 0 already, or NaN, which a product with 0 stays.
-        found += [] if any(f in idle or f.fill == -math.inf for f in alike) else [(mask, False)]
+        found += [] if infinite or any(f in idle for f in alike) else [(mask, False)]
     return found
 
 

@@ -72,6 +72,24 @@ def alias_read(q, k, v):
 
 
 @suite.equal()
+def alias_of_what_is_written(q, k, v):
+    """Keys are written to, and an older detached alias is read: it holds what was written, and learns nothing."""
+    k = k.clone()
+    alias = k.detach()
+    k.mul_(2)
+    return attend(q, alias, v) + k.sum()
+
+
+@suite.equal()
+def two_aliases(q, k, v):
+    """What learns is added through one alias, and the other one is read: nothing of it learns."""
+    k = k.clone()
+    one, other = k.detach(), k.detach()
+    one.add_(v)
+    return attend(q, other, v)
+
+
+@suite.equal()
 def part_of_value(q, k, v):
     """A part through `.data`: v learns there too."""
     v = v.clone()

@@ -54,6 +54,48 @@ _after("rows of ones", "Rows set to one are no zeros", lambda p, m, r: torch.whe
 
 
 @suite.equal(masked)
+def product_behind_two_fills(q, k, v, mask, rows):
+    """The second fill makes a number of minus infinity: rows without a key are uniform, and zeros by the product."""
+    scores = (q @ k.mT * 0.35).masked_fill(~mask, -math.inf).masked_fill(~mask, -1e9)
+    return (scores.softmax(-1) * mask) @ v
+
+
+@suite.equal(masked)
+def product_behind_another_fill(q, k, v, mask, rows):
+    """What is hidden by minus infinity is hidden again, as a number."""
+    hidden = ~mask & ~mask.roll(1, -2)
+    scores = (q @ k.mT * 0.35).masked_fill(~mask, -math.inf).masked_fill(hidden | ~mask.any(-1, True), -1e9)
+    return (scores.softmax(-1) * mask) @ v
+
+
+@suite.equal(masked)
+def product_behind_a_floor(q, k, v, mask, rows):
+    """Minus infinity becomes the lowest number, so that rows without a key are uniform."""
+    scores = (q @ k.mT * 0.35).masked_fill(~mask, -math.inf)
+    scores = torch.clamp(scores, min=torch.finfo(scores.dtype).min)
+    return (scores.softmax(-1) * mask) @ v
+
+
+@suite.equal(masked)
+def product_beside_a_bias(q, k, v, mask, rows):
+    """What is added hides all that the mask has left in some rows: they are NaN, or zeros, by what comes last."""
+    hidden = torch.zeros(6, 6).masked_fill(torch.eye(6, dtype=torch.bool), -math.inf)
+    scores = (q @ k.mT * 0.35 + hidden).masked_fill(~mask, -1e9)
+    return (scores.softmax(-1) * mask) @ v
+
+
+@suite.equal(masked)
+def product_with_a_cast_of_a_cast(q, k, v, mask, rows):
+    """Numbers made booleans, and numbers again."""
+    seen = (mask.to(q.dtype) * 2).bool()
+    return (_weights_of(q, k, seen) * seen.to(q.dtype)) @ v
+
+
+def _weights_of(q, k, seen):
+    return (q @ k.mT * 0.35).masked_fill(~seen, -1e9).softmax(-1)
+
+
+@suite.equal(masked)
 def numbers_added_to_minus_infinity(q, k, v, mask, rows):
     """What is added after the fill passes NaN on to what it is made of: here to k."""
     scores = (q @ k.mT * 0.35).masked_fill(~mask, -math.inf) + k.mean(-1).unsqueeze(-2)
