@@ -86,13 +86,18 @@ def _plan(request: Request, solved: Solved, budget: int | None, notes: list[str]
     """The plan of a compile, where it can be had, or else what is counted, and the smallest peak; None where no plan
     fits. What to say of it goes to `notes`."""
     counted = solved.planner.plan(budget)
-    if not replayable(request, solved.joints) or (
-        counted is not None and request.quick and request.options.inner == "inductor"
+    if (
+        solved.captured.capture.whole
+        or not replayable(request, solved.joints)
+        or (counted is not None and request.quick and request.options.inner == "inductor")
     ):
         return counted, solved.planner.floor
     replayed = Replayed(request, solved.state, solved.joints[0], solved.planner)
     try:
-        return replayed.plan(budget), replayed.floor
+        plan = replayed.plan(budget)
+        if plan is not None and plan.floor_estimated:
+            notes.append(ESTIMATED)
+        return plan, replayed.floor
     except Exception as error:  # what a replay runs is the inner compiler's; without it, what is counted is known
         said = next(iter(str(error).splitlines()), "no message")
         log.warning("plans are counted: a replay failed: %s", said, exc_info=log.isEnabledFor(logging.DEBUG))
@@ -146,6 +151,10 @@ def solve(request: Request, batch: int | None) -> Solved:
 _MOST_FLOPS, _MOST_BYTES = 5e10, 1 << 30
 #: Where the largest micro-batch that was counted does not fit, the next has this part fewer samples.
 _FEWER = 32
+#: What is said of a floor that was counted.
+ESTIMATED = (
+    "the smallest peak is an estimate, rather too large than too small: Inductor's plans near it were not replayed"
+)
 _NO_OPTIMIZER = OptimizerCost(optimizers.NONE, 0, 0)
 
 
@@ -200,6 +209,12 @@ def _notes(request: Request, solved: Solved) -> list[str]:
     notes = []
     if request.optimizer is None and request.found is None:
         notes.append(f"no optimizer is counted: name one with {argument('optimizer')} (option `optimizer`)")
+    if solved.captured.capture.eager:
+        here = "planned as if compiled" if solved.captured.capture.whole else "left out"
+        notes.append(
+            "torch.compile leaves parts of this model to eager, which a run does not plan; here they are "
+            f"{here} (optpass audit says what stops it)"
+        )
     graphs = len(solved.planner.graphs)
     if graphs > 1:
         notes.append(f"{graphs} graphs: each is planned at the same share of its own range; the sum is an upper bound")

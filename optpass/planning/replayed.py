@@ -21,8 +21,8 @@ from optpass.planning.request import Request
 from optpass.planning.solve import StepPlanner
 from optpass.planning.step import StepState
 
-#: Joint graphs of more nodes are counted alone. To replay a plan takes 3 s per 500 nodes where Inductor lowers it, a
-#: tenth of that where it is run as it stands (2 cores); for one budget up to six are.
+#: Joint graphs of more nodes are counted alone. For one budget several plans are replayed: Inductor lowers each of
+#: them, which takes long; those that are run as they stand take far less.
 MOST_NODES = {"inductor": 1_500, "aot_eager": 10_000}
 #: A budget that every step fits.
 _UNLIMITED = 1 << 62
@@ -98,7 +98,7 @@ class Replayed:
             plan,
             budget_bytes=budget,
             floor_bytes=self.floor,
-            floor_estimated=False,
+            floor_estimated=self.fused,
             unconstrained_bytes=top,
             ledger=replace(ledger, temporaries=ledger.temporaries + more) if ledger.temporaries + more >= 0 else ledger,
             curve=_between(self.planner.curve(), self.floor, top),

@@ -162,10 +162,11 @@ class BudgetPartitioner:
             try:
                 return self._planned(joint, default, tail, kwargs)
             except BudgetInfeasibleError as error:  # what nobody has seen may need less than what is likely
-                least = named is None or self.budget.shared or bool(tail.early_bytes or tail.kept_bytes)
-                if tail in alone and named is not None:  # a budget of less than where all outputs are read is met
-                    least = error.floor_bytes < named.floor_bytes
-                named = error if more == assumed[-1][1] and least else named
+                least = self.budget.shared or tail.early_bytes or tail.kept_bytes
+                if more == assumed[-1][1] and (
+                    named is None or least or (tail in alone and error.floor_bytes < named.floor_bytes)
+                ):
+                    named = error
         raise named or AssertionError("nothing was assumed")
 
     def _planned(self, joint: fx.GraphModule, default: Modules, tail: Tail, kwargs: dict[str, Any]) -> Modules:

@@ -127,6 +127,7 @@ def test_as_a_run_under_inductor() -> None:
     assert loosest.predicted_peak_bytes == top["predicted_peak_bytes"]
     assert plan.predicted_peak_bytes == tight["predicted_peak_bytes"]
     assert plan.floor_bytes <= plan.predicted_peak_bytes <= min(budget, plan.unconstrained_bytes)
+    assert any(note.startswith("the smallest peak is an estimate") for note in plan.notes)
 
 
 def test_what_is_counted_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +145,31 @@ def test_what_is_counted_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MOST_NODES, "aot_eager", 1_000)
     optpass.plan(model, *inputs, **how)
     assert asked == [None]
+
+
+class Broken(nn.Module):
+    """Breaks inside a loop, so that Dynamo leaves the whole to eager."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).tanh()
+            torch._dynamo.graph_break()
+        return x.square().mean()
+
+
+def test_what_runs_in_eager_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No compile plans it, so that there is none to ask."""
+    monkeypatch.setattr(Replayed, "plan", None)
+    plan = optpass.plan(Broken(), torch.randn(8, 16), optimizer="adamw", loss=torch.sum)
+    assert any(note.startswith("torch.compile leaves parts of this model to eager") for note in plan.notes)
+    model, inputs = STEPS["pair"]()
+    monkeypatch.setitem(MOST_NODES, "aot_eager", 0)
+    plan = optpass.plan(model, *inputs, optimizer="adamw", loss=torch.sum, options={"inner": "aot_eager"})
+    assert not any("eager," in note for note in plan.notes)
 
 
 def test_a_smaller_batch_where_what_is_counted_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
